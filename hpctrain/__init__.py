@@ -43,9 +43,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for one that exist
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-        globals()[name] = found
-        return found
+        attribute = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        globals()[name] = attribute
+        return attribute
 
 
 def __dir__() -> list[str]:

@@ -55,10 +55,19 @@ def error_text(error: BaseException) -> str:
 
 
 class HpctrainError(Exception):
-    """Base of every error that hpctrain raises on purpose."""
+    """Base of every error that hpctrain raises on purpose.
+
+    Args:
+        message: what was expected, what was found, and what to do.
+        elsewhere: whether another rank failed; its own error has the details.
+    """
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
     """Exit code of a command that this error ends before a run begins."""
+
+    def __init__(self, message: str, *, elsewhere: bool = False) -> None:
+        self.elsewhere = elsewhere
+        super().__init__(message)
 
 
 class ConfigError(HpctrainError):
@@ -79,8 +88,8 @@ class ConfigError(HpctrainError):
         self.problem = problem
         self.remedy = remedy
         text = "null" if value is None else str(value)
-        shown = f"{key}={text if len(text) <= MAX_SHOWN_CHARS else f'{text[:MAX_SHOWN_CHARS]}...'}"
-        super().__init__(" ".join(f"{shown}: {problem}; {remedy}".split()))
+        assignment = f"{key}={text if len(text) <= MAX_SHOWN_CHARS else f'{text[:MAX_SHOWN_CHARS]}...'}"
+        super().__init__(" ".join(f"{assignment}: {problem}; {remedy}".split()))
 
 
 class ClusterEnvironmentError(HpctrainError):
@@ -95,8 +104,8 @@ class ClusterEnvironmentError(HpctrainError):
 
     def __init__(self, message: str, variables: dict[str, str]) -> None:
         self.variables = variables
-        found = ", ".join(f"{name}={value}" for name, value in variables.items())
-        super().__init__(f"{message} (found {found})" if found else message)
+        assignments = ", ".join(f"{name}={value}" for name, value in variables.items())
+        super().__init__(f"{message} (found {assignments})" if assignments else message)
 
 
 class RunDirectoryError(HpctrainError):
@@ -145,21 +154,11 @@ class DeviceError(HpctrainError):
 
     def __init__(self, message: str, *, machine_at_fault: bool = True, elsewhere: bool = False) -> None:
         self.machine_at_fault = machine_at_fault
-        self.elsewhere = elsewhere
-        super().__init__(message)
+        super().__init__(message, elsewhere=elsewhere)
 
 
 class CheckpointError(HpctrainError):
-    """A checkpoint can't be written or read.
-
-    Args:
-        message: which checkpoint, what was found, and what to do.
-        elsewhere: whether another rank failed; its own error has the details.
-    """
-
-    def __init__(self, message: str, *, elsewhere: bool = False) -> None:
-        self.elsewhere = elsewhere
-        super().__init__(message)
+    """A checkpoint can't be written or read."""
 
 
 class CheckpointDamagedError(CheckpointError):
@@ -171,16 +170,7 @@ class CheckpointUnlikeError(CheckpointError):
 
 
 class TaskError(HpctrainError):
-    """A task, model or data set broke its contract with the training loop.
-
-    Args:
-        message: what was expected, what was found, and what to do.
-        elsewhere: whether the task failed on another rank; its own error has the details.
-    """
-
-    def __init__(self, message: str, *, elsewhere: bool = False) -> None:
-        self.elsewhere = elsewhere
-        super().__init__(message)
+    """A task, model or data set broke its contract with the training loop."""
 
 
 class DivergedError(HpctrainError):

@@ -61,7 +61,7 @@ def describe_os_error(error: OSError) -> str:
 
 @contextlib.contextmanager
 def errors_naming(path: Path) -> Iterator[None]:
-    """Inside the context, an OSError names a file: those of write(2), fsync(2) and close(2) name none.
+    """Context manager in which an OSError names a file: those of write(2), fsync(2) and close(2) name none.
 
     Args:
         path: the file; it also stands for its temporary one.
@@ -190,8 +190,8 @@ def parse_json(data: bytes) -> Any:
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEEPEST):
-        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        level = [inner for one in inside for inner in one if isinstance(inner, dict | list)]
+        inside = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        level = [inner for node in inside for inner in node if isinstance(inner, dict | list)]
         if not level:
             return False
     return True
@@ -220,7 +220,7 @@ def open_file(path: Path) -> BinaryIO:
     Raises:
         OSError: the file system's error; `IrregularFileError` if ``path`` isn't a regular file.
     """
-    return os.fdopen(_opened(path), "rb")
+    return os.fdopen(_open_regular(path), "rb")
 
 
 def read_bytes(path: Path, *, last_bytes: int | None = None, at_most: int = LARGEST_BYTES) -> bytes:
@@ -235,14 +235,14 @@ def read_bytes(path: Path, *, last_bytes: int | None = None, at_most: int = LARG
         OSError: as `open_file`; `IrregularFileError` also if the file is larger.
     """
     # without a buffer: `status` reads thousands of small files, each at once
-    with io.FileIO(_opened(path, at_most if last_bytes is None else None)) as file:
+    with io.FileIO(_open_regular(path, at_most if last_bytes is None else None)) as file:
         if last_bytes is None:
             return file.readall()
         file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
         return file.read(last_bytes) or b""
 
 
-def _opened(path: Path, at_most: int | None = None) -> int:
+def _open_regular(path: Path, at_most: int | None = None) -> int:
     """A descriptor for reading a regular file."""
     # O_NONBLOCK: a named pipe is opened without waiting for a writer
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -288,7 +288,7 @@ def open_below(folder: Path, name: str, *, at_most: int | None = None) -> Binary
 
 @contextlib.contextmanager
 def open_folder_below(folder: Path, name: str, *, create: bool = False) -> Iterator[tuple[int, bool]]:
-    """Inside the context, a folder below another one is open, of whose name no part is a link.
+    """Context manager that opens a folder below another one, if no part of its name is a link.
 
     Args:
         folder: as for `open_below`.
@@ -367,17 +367,17 @@ def missing_line_break(descriptor: int) -> bytes:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    written = os.write(descriptor, data)
-    if written == len(data):
+    num_written = os.write(descriptor, data)
+    if num_written == len(data):
         return
     # on a disk that is nearly full, the kernel writes a part first and fails only the next call: undo that part
-    before = os.lseek(descriptor, 0, os.SEEK_CUR) - written  # where it was appended, even if others append as well
+    before = os.lseek(descriptor, 0, os.SEEK_CUR) - num_written  # where it was appended, even if others append as well
     try:
-        while written < len(data):
-            written += os.write(descriptor, data[written:])
+        while num_written < len(data):
+            num_written += os.write(descriptor, data[num_written:])
     except OSError:
         with contextlib.suppress(OSError):  # the caller needs the first error
-            if os.fstat(descriptor).st_size == before + written:
+            if os.fstat(descriptor).st_size == before + num_written:
                 os.ftruncate(descriptor, before)
         raise
 
@@ -406,7 +406,7 @@ def read_lines(path: Path, *, last_bytes: int | None = None, at_most: int | None
     The last one is what follows the last line break, which may be nothing.
     """
     try:
-        descriptor = _opened(path, at_most if last_bytes is None else None)
+        descriptor = _open_regular(path, at_most if last_bytes is None else None)
     except FileNotFoundError:
         return
     with io.FileIO(descriptor) as file:
@@ -418,14 +418,14 @@ def read_lines(path: Path, *, last_bytes: int | None = None, at_most: int | None
 
 def split_lines(file: BinaryIO | io.FileIO) -> Iterator[bytes]:
     """Read the lines of an open file from its position on, as `read_lines`."""
-    rest = b""
+    incomplete = b""
     while block := file.read(_BLOCK):
-        *lines, rest = (rest + block).split(b"\n")
+        *lines, incomplete = (incomplete + block).split(b"\n")
         yield from lines
-        if len(rest) > _LONGEST_LINE:
+        if len(incomplete) > _LONGEST_LINE:
             # the rest of such a line is skipped as it comes: its beginning makes it invalid
-            rest = b"\0"
-    yield rest
+            incomplete = b"\0"
+    yield incomplete
 
 
 def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -441,11 +441,11 @@ def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 def on_each_file(act: Callable[[T], R], files: Sequence[T]) -> list[R]:
     """Call a function for each of many files, in threads if the file system is slow; return the results in order."""
-    begun = time.perf_counter()
-    found = [act(file) for file in files[:PROBED]]
-    if time.perf_counter() - begun < SLOW_S * len(found):
-        return found + [act(file) for file in files[PROBED:]]
+    begin = time.perf_counter()
+    results = [act(file) for file in files[:PROBED]]
+    if time.perf_counter() - begin < SLOW_S * len(results):
+        return results + [act(file) for file in files[PROBED:]]
     from concurrent.futures import ThreadPoolExecutor  # imports much, and few commands need it
 
     with ThreadPoolExecutor(THREADS) as pool:
-        return found + list(pool.map(act, files[PROBED:]))
+        return results + list(pool.map(act, files[PROBED:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -24,11 +25,11 @@ def spreadsheet_text(text: str) -> str:
     return text
 
 
-def listed(names: Iterable[object], *, shown: int = SHOWN, separator: str = ", ") -> str:
+def listed(names: Iterable[object], *, max_names: int = SHOWN, separator: str = ", ") -> str:
     """The first few names, and the number of the others: ``a, b and 3 more``."""
     texts = [str(name) for name in names]
-    more = f" and {len(texts) - shown} more" if len(texts) > shown else ""
-    return separator.join(texts[:shown]) + more
+    ending = f" and {len(texts) - max_names} more" if len(texts) > max_names else ""
+    return separator.join(texts[:max_names]) + ending
 
 
 def all_of(names: Sequence[str]) -> str:
@@ -50,8 +51,8 @@ def counted(count: int, noun: str) -> str:
 
 def numbered(noun: str, numbers: Iterable[int | str]) -> str:
     """A noun and its numbers: ``rank 3``, ``ranks 3, 5 and 2 more``."""
-    known = list(numbers)
-    return f"{noun if len(known) == 1 else f'{noun}s'} {listed(known)}"
+    values = list(numbers)
+    return f"{noun if len(values) == 1 else f'{noun}s'} {listed(values)}"
 
 
 def signal_name(number: int) -> str:
@@ -96,6 +97,11 @@ def page(name: str) -> str:
     """The path of a page of the documentation: that of the file, where the package lies in a clone of hpctrain."""
     path = Path(__file__).resolve().parents[1] / "docs" / name
     return str(path) if path.is_file() else f"docs/{name} of hpctrain"
+
+
+def with_paths(text: str) -> str:
+    """A text whose pages, named as in ``docs/how_to/sweep.md``, are replaced by their paths."""
+    return re.sub(r"\bdocs/(\S+\.md)", lambda match: page(match[1]), text)
 
 
 def local_time(when: float) -> str:

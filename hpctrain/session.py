@@ -74,9 +74,9 @@ class _Session:
 
     def install(self) -> None:
         number = self.variable("HPCTRAIN_STOP_SIGNAL", signal.SIGTERM, _signal, "a signal such as TERM")
-        for each in dict.fromkeys((signal.SIGTERM, number)):
-            if each not in self.handlers:
-                self.handlers[each] = signal.signal(each, self.handle)
+        for stop_signal in dict.fromkeys((signal.SIGTERM, number)):
+            if stop_signal not in self.handlers:
+                self.handlers[stop_signal] = signal.signal(stop_signal, self.handle)
         if not self.stacks and signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN) and self.open():
             # unbuffered and for appending: the reader may empty the file between two requests
             self.stacks = Path(self.folder, f"stacks_{os.getpid()}").open("ab", 0)  # noqa: SIM115
@@ -132,25 +132,25 @@ class _Session:
                 self.pipe, self.folder = None, ""
 
     def numbers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         try:
             items = list(metrics.items())
         except Exception:
-            self.warn("metrics", f"expected the metrics as numbers by name, got {_shown(metrics)}: they are skipped")
-            return found
+            self.warn("metrics", f"expected the metrics as numbers by name, got {_brief(metrics)}: they are skipped")
+            return values
         for name, value in items:
             try:
                 number = float(value.item() if hasattr(value, "item") else value)
-                found[str(name)] = number if math.isfinite(number) else str(number)
+                values[str(name)] = number if math.isfinite(number) else str(number)
             except Exception as error:  # an `item` of the user's may raise anything
-                self.warn("metric", f"the metric {_shown(name)} isn't a number, and is skipped: {_shown(error, str)}")
-        return found
+                self.warn("metric", f"the metric {_brief(name)} isn't a number, and is skipped: {_brief(error, str)}")
+        return values
 
     def variable(self, name: str, default: Any, convert: Callable[[str], Any], expected: str) -> Any:
         text = os.environ.get(name)
         with contextlib.suppress(ValueError, OverflowError, KeyError):
             return convert(text) if text else default
-        self.warn(name, f"expected the variable {name} to be {expected}, got {_shown(text)}: it is ignored")
+        self.warn(name, f"expected the variable {name} to be {expected}, got {_brief(text)}: it is ignored")
         return default
 
     def warn(self, kind: str, problem: str) -> None:
@@ -165,9 +165,9 @@ class _Session:
             self.write("step", 0.0, step=step)
 
     def cause(self) -> str:
-        asked = self.folder and os.access(f"{self.folder}/stop", os.F_OK)
+        has_stop_file = self.folder and os.access(f"{self.folder}/stop", os.F_OK)
         near = self.deadline - time.time() <= self.margin_s
-        return self.signalled or ("stop" if asked else "deadline" if near else "")
+        return self.signalled or ("stop" if has_stop_file else "deadline" if near else "")
 
 
 class _Agreement:
@@ -179,9 +179,9 @@ class _Agreement:
         self.group = dist.new_group(backend="gloo")
         # gloo's threads need the GIL to free what Python no longer holds, and destroy_process_group may hold it while
         # it waits for them (torch 2.13): the last ones are kept, so that a pending collective does no harm
-        self.kept: list[Any] = []
+        self.recent: list[Any] = []
         self.pending: Any = None
-        self.calls = self.due = self.begun = 0
+        self.calls = self.next_call = self.begun = 0
         self.begun_at = -math.inf
         self.at_once = True
 
@@ -189,7 +189,7 @@ class _Agreement:
         self.calls += 1
         if self.pending is not None and self.read():
             return True
-        if self.calls < self.due:
+        if self.calls < self.next_call:
             return False
         now = time.monotonic()
         step_s = min((now - self.begun_at) / (self.calls - self.begun), LONG_STEP_S)
@@ -198,7 +198,7 @@ class _Agreement:
         # read at a later call, so that no rank waits for another one's device
         work = self.dist.all_reduce(flags, op=self.dist.ReduceOp.MAX, group=self.group, async_op=True)
         self.pending = (work, flags)
-        self.kept = [*self.kept[-7:], self.pending]
+        self.recent = [*self.recent[-7:], self.pending]
         return self.at_once and self.read()
 
     def read(self) -> bool:
@@ -206,7 +206,7 @@ class _Agreement:
         work.wait()
         stop, step_us = flags.tolist()
         self.at_once = step_us >= LONG_STEP_S * 1e6
-        self.due = self.begun + max(1, min(int(AGREE_EVERY_S * 1e6 / max(step_us, 1)), MAX_CALLS))
+        self.next_call = self.begun + max(1, min(int(AGREE_EVERY_S * 1e6 / max(step_us, 1)), MAX_CALLS))
         return bool(stop)
 
 
@@ -218,7 +218,7 @@ def _report(function: F) -> F:
             function(*arguments, **options)
         except Exception as error:
             name = function.__name__
-            _session.warn(name, f"a call of {name}() is skipped: {_shown(error, str)}")
+            _session.warn(name, f"a call of {name}() is skipped: {_brief(error, str)}")
 
     return cast(F, report)
 
@@ -233,7 +233,7 @@ def start(*, total_steps: float | None = None) -> None:
     except ValueError:  # in another thread than the main one
         pass
     except Exception as error:  # the start itself is still to be reported
-        now.warn("install", f"can't handle signals: {_shown(error, str)}")
+        now.warn("install", f"can't handle signals: {_brief(error, str)}")
     if not now.started or total_steps is not None:
         now.started = True
         steps = None
@@ -317,7 +317,7 @@ def done() -> None:
 
 def run_dir() -> Path | None:
     """Return the run directory; None outside of a run of hpctrain."""
-    return Path(found) if (found := os.environ.get("HPCTRAIN_RUN_DIR")) else None
+    return Path(folder) if (folder := os.environ.get("HPCTRAIN_RUN_DIR")) else None
 
 
 def checkpoint_dir(default: str | os.PathLike[str] = "checkpoints") -> Path:
@@ -325,7 +325,7 @@ def checkpoint_dir(default: str | os.PathLike[str] = "checkpoints") -> Path:
     try:
         folder = Path(os.environ.get("HPCTRAIN_CHECKPOINT_DIR") or default)
     except TypeError:
-        _session.warn("default", f"expected the path of a folder for saves, got {_shown(default)}: using checkpoints")
+        _session.warn("default", f"expected the path of a folder for saves, got {_brief(default)}: using checkpoints")
         folder = Path("checkpoints")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -352,9 +352,9 @@ def last_save() -> Save | None:
         # a crash left it incomplete, or someone edited it
         with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             record = json.loads(line)
-            found = Save(_whole_number(record["step"]), folder / record["path"])
-            if os.path.exists(found.path):  # noqa: PTH110 - never raises
-                return found
+            save = Save(_whole_number(record["step"]), folder / record["path"])
+            if os.path.exists(save.path):  # noqa: PTH110 - never raises
+                return save
     return None
 
 
@@ -364,10 +364,10 @@ def _whole_number(value: Any) -> int:
         return value
     with contextlib.suppress(Exception):  # an `item` of the user's may raise anything
         number = value.item() if hasattr(value, "item") else value
-        whole = int(number)
-        if whole == number and 0 <= whole <= MAX_STEP:
-            return whole
-    raise ValueError(f"expected a whole number from 0 to 2**53, got {_shown(value)}")
+        integer = int(number)
+        if integer == number and 0 <= integer <= MAX_STEP:
+            return integer
+    raise ValueError(f"expected a whole number from 0 to 2**53, got {_brief(value)}")
 
 
 def _whole_number_in(text: str) -> int:
@@ -378,7 +378,7 @@ def _signal(name: str) -> signal.Signals:
     return signal.Signals["SIG" + name]
 
 
-def _shown(value: Any, spell: Callable[[Any], str] = repr) -> str:
+def _brief(value: Any, spell: Callable[[Any], str] = repr) -> str:
     try:
         text = " ".join(spell(value).split())
     except Exception:  # a `repr` of the user's may raise anything

@@ -1,4 +1,4 @@
-"""What is known when the package is first imported: its version, when Python started, and Python's search path.
+"""Facts known at the first import of the package: its version, when Python started, and Python's search path.
 
 The working directory stays out of the search path until this process imports the user's code. This module imports
 nothing that Python doesn't load at its start: it could come from the working directory.
@@ -30,8 +30,8 @@ def exclude_working_directory() -> None:
         return
     if not _original:
         _original[:] = sys.path
-    own = tuple(os.path.join(os.path.realpath(prefix), "") for prefix in (sys.prefix, sys.base_prefix))
-    sys.path[:] = [place for place in sys.path if os.path.realpath(place) != here or here.startswith(own)]
+    prefixes = tuple(os.path.join(os.path.realpath(prefix), "") for prefix in (sys.prefix, sys.base_prefix))
+    sys.path[:] = [place for place in sys.path if os.path.realpath(place) != here or here.startswith(prefixes)]
 
 
 def with_working_directory() -> list[str]:

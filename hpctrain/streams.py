@@ -77,11 +77,11 @@ def open_streams() -> None:
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             with contextlib.suppress(OSError):
-                while (made := os.open(os.devnull, os.O_RDWR)) < descriptor:
+                while (null := os.open(os.devnull, os.O_RDWR)) < descriptor:
                     pass
-                if made != descriptor:
-                    os.dup2(made, descriptor)
-                    os.close(made)
+                if null != descriptor:
+                    os.dup2(null, descriptor)
+                    os.close(null)
                 setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -98,12 +98,12 @@ def flush_output() -> None:
 
 @contextlib.contextmanager
 def missing_output_discarded() -> Iterator[None]:
-    """Inside the context, standard output and error exist: what is printed to a missing or closed one is discarded."""
+    """Context manager in which output that is printed to a missing or closed standard output or error is discarded."""
     with contextlib.ExitStack() as stack:
         null = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
-        for stream, replaced in ((sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr)):
+        for stream, redirect in ((sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr)):
             if stream is None or getattr(stream, "closed", False):
-                stack.enter_context(replaced(null))
+                stack.enter_context(redirect(null))
         yield
 
 
@@ -118,8 +118,8 @@ def discard_output(stream: TextIO) -> None:
 def ignore_write_errors() -> None:
     """Ignore failed writes to standard output and error, so that training survives `| head` and a full disk."""
     for name in ("stdout", "stderr"):
-        found = getattr(sys, name)
-        stream = unguarded(found)
+        current = getattr(sys, name)
+        stream = unguarded(current)
         # a stream that a test put there, or that a program replaced, is its owner's
         if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
             stream.flush()
@@ -128,15 +128,15 @@ def ignore_write_errors() -> None:
             raw = kind(stream.fileno(), "w", closefd=False)
             if isinstance(raw, LogFile) and name == "stdout" and not _is_same_file(stream, sys.stderr):
                 raw.report = _print_warning_if_possible
-            made = io.TextIOWrapper(
+            wrapper = io.TextIOWrapper(
                 raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw),  # python -u has no buffer
                 encoding=stream.encoding,
                 errors=stream.errors,
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
-            setattr(sys, name, made if found is stream else GuardedStream(made))
-            setattr(sys, f"__{name}__", made)
+            setattr(sys, name, wrapper if current is stream else GuardedStream(wrapper))
+            setattr(sys, f"__{name}__", wrapper)
 
 
 class _ErrorIgnoringFile(io.FileIO):
@@ -189,7 +189,7 @@ class LogFile(io.FileIO):
         self._gap = LostOutput()
         self._error = ""
         self._ends_line = True
-        self._written = LostOutput()
+        self._written_output = LostOutput()
         self._dropped = LostOutput()
         self._is_removed = False
 
@@ -198,18 +198,18 @@ class LogFile(io.FileIO):
         """The dropped output; also all that was written, if the file was removed."""
         if not self.closed:
             self._look_for_file()
-        return self._dropped + self._written if self._is_removed else self._dropped
+        return self._dropped + self._written_output if self._is_removed else self._dropped
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of the data, or count what is dropped; return its size."""
-        rest = memoryview(data).cast("B")
-        size_bytes = rest.nbytes
+        remaining = memoryview(data).cast("B")
+        size_bytes = remaining.nbytes
         try:
             self._close_gap()
-            while rest:
-                rest = rest[self._write_some(rest) :]
+            while remaining:
+                remaining = remaining[self._write_some(remaining) :]
         except OSError as error:
-            self._drop(rest.tobytes(), error)
+            self._drop(remaining.tobytes(), error)
         return size_bytes
 
     def close(self) -> None:
@@ -234,18 +234,18 @@ class LogFile(io.FileIO):
         if not self._error:
             return
         mark = f"hpctrain: {self._gap} lost here: the file could not be written ({self._error})\n".encode()
-        rest = memoryview(mark if self._ends_line else b"\n" + mark)
-        while rest:
-            rest = rest[self._write_some(rest) :]
+        remaining = memoryview(mark if self._ends_line else b"\n" + mark)
+        while remaining:
+            remaining = remaining[self._write_some(remaining) :]
         self._gap, self._error = LostOutput(), ""
 
     def _write_some(self, data: memoryview) -> int:
-        written = super().write(data)
-        if not written:
+        num_written = super().write(data)
+        if not num_written:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        self._ends_line = data[written - 1] == ord("\n")
-        self._written += LostOutput(data[:written].tobytes().count(b"\n"), written)
-        return written
+        self._ends_line = data[num_written - 1] == ord("\n")
+        self._written_output += LostOutput(data[:num_written].tobytes().count(b"\n"), num_written)
+        return num_written
 
     def _drop(self, data: bytes, error: OSError) -> None:
         lost = LostOutput(data.count(b"\n"), len(data))

@@ -25,11 +25,11 @@ UNFINISHED = re.compile(r"\x1b(\[[0-9;:]{0,32})?\Z")
 
 def visible(text: str) -> str:
     r"""Escape the characters that could control a terminal, as in ``\x1b[2J``."""
-    return CONTROL.sub(_spelled, text)
+    return CONTROL.sub(_escape, text)
 
 
-def _spelled(found: re.Match[str]) -> str:
-    return found.groupdict().get("kept") or found[0].encode("unicode_escape").decode()
+def _escape(match: re.Match[str]) -> str:
+    return match.groupdict().get("kept") or match[0].encode("unicode_escape").decode()
 
 
 def encodable(text: str, stream: TextIO) -> str:
@@ -88,18 +88,18 @@ class LogOutput:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        self._rest = ""
+        self._incomplete = ""
         self._is_coloured = False
 
     def write(self, data: bytes) -> int:
         """Write a part of the log, which may end within a character or a control sequence."""
-        text = self._rest + self._decoder.decode(data)
-        end = found.start() if (found := UNFINISHED.search(text)) else len(text)
-        self._rest = text[end:]
+        text = self._incomplete + self._decoder.decode(data)
+        end = match.start() if (match := UNFINISHED.search(text)) else len(text)
+        self._incomplete = text[end:]
         # before they are written: Ctrl-C may interrupt the write
         colours = COLOUR.findall(text[:end])
         self._is_coloured |= any(colour.strip("0;:") for colour in colours)
-        self._stream.write(IN_LOGS.sub(_spelled, text[:end]).encode())
+        self._stream.write(IN_LOGS.sub(_escape, text[:end]).encode())
         if colours:
             self._is_coloured = bool(colours[-1].strip("0;:"))
         return len(data)

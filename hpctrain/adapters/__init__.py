@@ -1,1 +1,1 @@
-"""What connects programs of other libraries with `hpctrain.session`."""
+"""Callbacks that connect programs of other libraries with `hpctrain.session`."""

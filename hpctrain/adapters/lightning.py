@@ -97,9 +97,9 @@ class SessionCallback(Callback):
             path = session.checkpoint_dir() / f"stop_{step:08d}.ckpt"
             trainer.save_checkpoint(path)
             session.saved(step, path)
-            for one in earlier:
-                if one != path:
-                    trainer.strategy.remove_checkpoint(one)
+            for old_path in earlier:
+                if old_path != path:
+                    trainer.strategy.remove_checkpoint(old_path)
             # Lightning logs this step's metrics after the hook
             self._stopping = True
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PLAIN_KEY = re.compile(r"(?!(?:null|true|false|nan|inf)$)[a-z_][\w./*$@-]*", re.ASCII | re.IGNORECASE)
 """Keys of a mapping that Hydra's grammar takes as they are; it has no quotes for others."""
-HYDRAS = ("hydra", "_dummy_empty_config_.yaml")
+HYDRA_ENTRIES = ("hydra", "_dummy_empty_config_.yaml")
 """What Hydra itself keeps in its store."""
 
 _composing = threading.RLock()
@@ -70,7 +70,7 @@ def compose(
 
 @contextmanager
 def hydra_restored() -> Iterator[None]:
-    """Inside the context, this thread may use Hydra; afterwards Hydra's global state is the program's again.
+    """Context manager in which this thread may use Hydra; afterwards Hydra's global state is the program's again.
 
     In the context, the program's own entries in Hydra's store are hidden: they may have the names of hpctrain's.
     """
@@ -78,7 +78,7 @@ def hydra_restored() -> Iterator[None]:
         Plugins.instance()  # plugins add to the store when they are first imported; those entries must stay
         instance, store = GlobalHydra.instance(), ConfigStore.instance()
         hydra, base, repo = instance.hydra, version.getbase(), store.repo
-        store.repo = {name: repo[name] for name in HYDRAS if name in repo}
+        store.repo = {name: repo[name] for name in HYDRA_ENTRIES if name in repo}
         try:
             yield
         finally:
@@ -102,16 +102,16 @@ def as_words(overrides: Sequence[str] | Mapping[str, object]) -> list[str]:
     if isinstance(overrides, Mapping):
         # an argument of the task is usually new, for which Hydra wants a plus sign
         keys = {key: f"++{key}" if str(key).startswith("task.") else key for key in overrides}
-        return [f"{keys[key]}={_spelled(str(key), value)}" for key, value in overrides.items()]
+        return [f"{keys[key]}={_in_hydra_grammar(str(key), value)}" for key, value in overrides.items()]
     words = [str(word) for word in overrides]
     for word in words:
         if word.startswith("-"):
-            raise ConfigError("overrides", word, "is a flag of the command line, expected KEY=VALUE", _instead_of(word))
+            raise ConfigError("overrides", word, "is a flag of the command line, expected KEY=VALUE", _substitute(word))
     return words
 
 
-def _instead_of(flag: str) -> str:
-    """What to write in Python instead of a flag of the command."""
+def _substitute(flag: str) -> str:
+    """Return what replaces a flag of the command in Python."""
     match flag.partition("=")[0]:
         case "-m" | "--multirun":
             return f"call hpctrain.submit for each value, or type the command ({page('how_to/sweep.md')})"
@@ -120,7 +120,7 @@ def _instead_of(flag: str) -> str:
     return "leave it out"
 
 
-def _spelled(key: str, value: object) -> str:
+def _in_hydra_grammar(key: str, value: object) -> str:
     """Spell a value in Hydra's grammar."""
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "shape", None) == ():
@@ -136,15 +136,15 @@ def _spelled(key: str, value: object) -> str:
         case str() | PurePath():
             return QuotedString(str(value), Quote.single).with_quotes()
         case Mapping():
-            pairs = [f"{_plain(key, name)}:{_spelled(key, inside)}" for name, inside in value.items()]
+            pairs = [f"{_plain_key(key, name)}:{_in_hydra_grammar(key, inside)}" for name, inside in value.items()]
             return "{" + ",".join(pairs) + "}"
         case list() | tuple():
-            return "[" + ",".join(_spelled(key, inside) for inside in value) + "]"
+            return "[" + ",".join(_in_hydra_grammar(key, inside) for inside in value) + "]"
     problem = f"is a {type(value).__name__}, which a configuration can't hold"
     raise ConfigError(key, value, problem, "use strings, numbers, booleans, None, lists and mappings")
 
 
-def _plain(key: str, name: object) -> str:
+def _plain_key(key: str, name: object) -> str:
     if isinstance(name, str) and PLAIN_KEY.fullmatch(name):
         return name
     problem = f"has the key {name!r}, which isn't a plain word"

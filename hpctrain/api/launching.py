@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,9 @@ LOOK_EVERY_S = 0.05
 SUBMIT = "use hpctrain.submit(config)"
 
 log = logging.getLogger("hpctrain.api")
+_prepare_launch = partial(prepare_launch, report=log.info, warn=log.warning)
 _training = threading.Lock()
+"""Held while a run trains here: seeds, signal handlers and torch's settings belong to the whole process."""
 
 
 def launch_detached(config: RunConfig, *, force: bool = False, code_now: bool = False) -> RunDirectory:
@@ -62,8 +65,7 @@ def launch_detached(config: RunConfig, *, force: bool = False, code_now: bool = 
     if isinstance(config, Config):
         refuse_own_targets(config, "is defined in this program, which other processes can't import")
     with _imports_passed_on():
-        command = program_command()
-        prepared = prepare_launch(config, command, force=force, code_now=code_now, report=log.info, warn=log.warning)
+        prepared = _prepare_launch(config, program_command(), force=force, code_now=code_now)
         if isinstance(prepared, RunStatus):
             return RunDirectory(prepared.path)
         if prepared.job_id is None:
@@ -121,15 +123,15 @@ def _start_launcher(run: RunPlan) -> None:
     threading.Thread(target=process.wait, name="hpctrain-launcher", daemon=True).start()
     deadline = time.monotonic() + BEGIN_S
     # with its owner's record, so that nothing takes the run for one that has stopped
-    while (claimed := ledger.last_claim()) == before or not _is_owned_by(process, directory.attempt(claimed)):
+    while (claim := ledger.last_claim()) == before or not _is_owned_by(process, directory.attempt(claim)):
         if process.poll() is not None or time.monotonic() > deadline:
             why = f"ended with exit code {process.returncode}" if process.returncode is not None else "hangs"
             process.kill()
-            printed = GrowingFile(directory.launcher_log, printed_before).read().data.decode(errors="replace")
-            lines = printed.strip().splitlines()
-            said = lines[-1] if lines else "it printed nothing"
+            log_text = GrowingFile(directory.launcher_log, printed_before).read().data.decode(errors="replace")
+            lines = log_text.strip().splitlines()
+            line = lines[-1] if lines else "it printed nothing"
             where = directory.launcher_log
-            raise RunFailedError(f"{directory.path}: its launcher {why} before an attempt began: {said}; see {where}")
+            raise RunFailedError(f"{directory.path}: its launcher {why} before an attempt began: {line}; see {where}")
         time.sleep(LOOK_EVERY_S)
 
 
@@ -163,15 +165,7 @@ def train_here(config: Config, task: Callable[..., Any] | None = None, *, force:
         with own_task(config, task), working_directory_importable():
             check(config)
             # what this process has imported already is what trains: its copy is for the record
-            prepared = prepare_launch(
-                config,
-                program_command(),
-                force=force,
-                code_now=True,
-                code_required=False,
-                report=log.info,
-                warn=log.warning,
-            )
+            prepared = _prepare_launch(config, program_command(), force=force, code_now=True, code_required=False)
             if isinstance(prepared, RunStatus):
                 return RunDirectory(prepared.path)
             program = _train(prepared.run)
@@ -183,7 +177,7 @@ def train_here(config: Config, task: Callable[..., Any] | None = None, *, force:
 
 @contextmanager
 def own_task(config: RunConfig, task: Callable[..., Any] | None) -> Iterator[None]:
-    """Inside the context, the configuration's task is made by ``task``; None: by what its path names."""
+    """Context manager in which ``task`` makes the configuration's task; None: what its path names does."""
     target = str(config.task["_target_"]) if isinstance(config, Config) else ""
     with target_bound(target, task):
         yield
@@ -191,16 +185,16 @@ def own_task(config: RunConfig, task: Callable[..., Any] | None) -> Iterator[Non
 
 @contextmanager
 def working_directory_importable() -> Iterator[None]:
-    """Inside the context, Python imports modules from the working directory as well, as the command does."""
-    here = str(Path.cwd())
-    added = here not in sys.path
+    """Context manager in which Python also imports modules from the working directory, as the command does."""
+    folder = str(Path.cwd())
+    added = folder not in sys.path
     if added:
-        sys.path.append(here)
+        sys.path.append(folder)
     try:
         yield
     finally:
-        if added and here in sys.path:
-            sys.path.remove(here)
+        if added and folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _require_one_rank(config: Config) -> None:
@@ -261,11 +255,12 @@ def _pass_on(program: HostProgram, directory: RunDirectory) -> None:
     """
     if program.error is not None:
         program.error.add_note(f"the run is in {directory.path}; {resume_hint(directory)}")
-        raise program.error
+        raise program.error  # itself, so that a debugger has its frames
     last = Ledger(directory).attempts()[-1]
     number = None if directory.is_cancelled(last.attempt) else program.stop.last_signal
     if number is not None and may_handle_signals():
         try:
+            # with a return, the cells of a notebook that follow would use half-trained weights
             signal.raise_signal(number)
         except KeyboardInterrupt as stop:
             stop.add_note(f"the training stopped and was saved; {resume_hint(directory)}")

@@ -107,6 +107,7 @@ class Run:
                 raise TimeoutError(f"{self.path} is {status.described} after {timeout_s:g} s")
             time.sleep(min(pause_s, left_s))
             pause_s = min(LONGEST_PAUSE_S, 1.1 * pause_s)
+        # a pipeline must not continue by mistake with the weights of a run that failed
         if check and status.state not in (RunState.COMPLETED, RunState.PAUSED):
             raise RunFailedError(self._describe_end(status))
         return status
@@ -356,9 +357,9 @@ def _require_config(config: object, call: str) -> None:
     if isinstance(config, Config):
         return
     if isinstance(config, type):
-        shown, found, given = config.__name__, "a class", f"task={config.__name__}"
+        text, kind, argument = config.__name__, "a class", f"task={config.__name__}"
     else:
-        shown, found = str(config), f"an object of type {type(config).__name__}"
-        given = "{...}" if isinstance(config, Mapping) else "[...]" if isinstance(config, list | tuple) else "..."
-    problem = f"expected a configuration, got {found}"
-    raise ConfigError("config", shown, problem, f"write hpctrain.{call}(hpctrain.compose({given}))")
+        text, kind = str(config), f"an object of type {type(config).__name__}"
+        argument = "{...}" if isinstance(config, Mapping) else "[...]" if isinstance(config, list | tuple) else "..."
+    problem = f"expected a configuration, got {kind}"
+    raise ConfigError("config", text, problem, f"write hpctrain.{call}(hpctrain.compose({argument}))")

@@ -365,4 +365,4 @@ def _incomplete_logs(directory: RunDirectory, attempt: int, lost: Mapping[int, L
     for rank, record in records.items():
         lacking[rank] = lacking.get(rank, LostOutput()) + LostOutput(record.lost_lines, record.lost_bytes)
     texts = [f"logs/rank_{rank}.log lacks {output}" for rank, output in sorted(lacking.items()) if output.size_bytes]
-    return listed(texts, shown=2)
+    return listed(texts, max_names=2)

@@ -1,4 +1,4 @@
-"""What watches a training: the base class of callbacks, and the ones that come with hpctrain."""
+"""Callbacks, which watch a training: the base class, and the ones that come with hpctrain."""
 
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.training import Training

@@ -38,15 +38,15 @@ class AverageWeights(Callback):
         self.every_steps = every_steps
         self.num_last = num_last
         self.count = 0
-        self.kept: list[dict[str, Tensor]] = []
+        self.terms: list[dict[str, Tensor]] = []
 
     def on_start(self, training: Training) -> None:
         """Put restored averages where the weights are: the same device computes the same digits."""
         if training.rank:
             # every rank gets the state, and only rank zero averages
-            self.kept = []
+            self.terms = []
         weights = training.weights()
-        self.kept = [{name: value.to(weights[name].device) for name, value in kept.items()} for kept in self.kept]
+        self.terms = [{name: value.to(weights[name].device) for name, value in term.items()} for term in self.terms]
 
     @torch.no_grad()
     def after_step(self, training: Training) -> None:
@@ -57,19 +57,19 @@ class AverageWeights(Callback):
         weights = {name: value for name, value in training.weights().items() if _is_averaged(value)}
         self.count += 1
         if self.num_last is not None:
-            self.kept = [*self.kept, {name: value.clone() for name, value in weights.items()}][-self.num_last :]
-        elif not self.kept:
+            self.terms = [*self.terms, {name: value.clone() for name, value in weights.items()}][-self.num_last :]
+        elif not self.terms:
             # copy: without a conversion, `to` returns the weight itself
-            self.kept = [{name: value.to(_accumulator_dtype(value), copy=True) for name, value in weights.items()}]
+            self.terms = [{name: value.to(_accumulator_dtype(value), copy=True) for name, value in weights.items()}]
         else:
-            for name, average in self.kept[0].items():
+            for name, average in self.terms[0].items():
                 average.lerp_(weights[name].to(average.dtype), 1 / self.count)
 
     def on_end(self, training: Training) -> None:
         """Write the average."""
         if training.rank:
             return
-        if not self.kept:
+        if not self.terms:
             log.warning(
                 "average_weights: no weights were averaged, and %s is not written: the run ended at %.0f%% of its "
                 "steps (start_fraction=%g, every_steps=%d)",
@@ -77,8 +77,8 @@ class AverageWeights(Callback):
             )
             return
         means = {
-            name: torch.stack([weights[name].to(_accumulator_dtype(first)) for weights in self.kept]).mean(0)
-            for name, first in self.kept[0].items()
+            name: torch.stack([weights[name].to(_accumulator_dtype(first)) for weights in self.terms]).mean(0)
+            for name, first in self.terms[0].items()
         }
         weights = {
             name: means[name].to(value.dtype).cpu() if name in means else value.cpu()
@@ -87,17 +87,17 @@ class AverageWeights(Callback):
         buffer = io.BytesIO()
         torch.save(weights, buffer)
         write_atomic(training.run_dir / FILE_NAME, buffer.getvalue())
-        number = self.count if self.num_last is None else len(self.kept)
+        number = self.count if self.num_last is None else len(self.terms)
         log.info("the average over the weights of %s is in %s", counted(number, "step"), training.run_dir / FILE_NAME)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Callback`."""
-        return {"count": self.count, "kept": self.kept}
+        return {"count": self.count, "kept": self.terms}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Callback`."""
         self.count = state["count"]
-        self.kept = state["kept"]
+        self.terms = state["kept"]
 
 
 def _is_averaged(value: Tensor) -> bool:

@@ -40,12 +40,12 @@ class LogImages(Callback):
             return
         confidence, predicted = probabilities.max(1)
         rows = zip(range(len(classes)), classes.tolist(), predicted.tolist(), confidence.tolist(), strict=True)
-        training.log.image("images", _brightened(images.float()))
+        training.log.image("images", _stretch_contrast(images.float()))
         training.log.table("predictions", ["image", "class", "predicted", "probability"], rows)
 
 
-def _brightened(images: Tensor) -> Tensor:
+def _stretch_contrast(images: Tensor) -> Tensor:
     """Stretch images to the range from 0 to 1, whatever normalization they have; as many channels as a file takes."""
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-    shown = (images - low) / (high - low).clamp(min=1e-12)
-    return shown if shown.shape[1] in (1, 3, 4) else shown[:, :1]
+    stretched = (images - low) / (high - low).clamp(min=1e-12)
+    return stretched if stretched.shape[1] in (1, 3, 4) else stretched[:, :1]

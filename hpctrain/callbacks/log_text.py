@@ -40,20 +40,20 @@ class LogText(Callback):
         """Generate on rank zero, or on all ranks that share the model, and log on rank zero."""
         if not training.takes_part or (batch := training.eval_samples(self.num_samples)) is None:
             return
-        given = batch[0] if isinstance(batch, list | tuple) else batch
-        if not isinstance(given, Tensor) or given.ndim != 2 or given.is_floating_point():
+        samples = batch[0] if isinstance(batch, list | tuple) else batch
+        if not isinstance(samples, Tensor) or samples.ndim != 2 or samples.is_floating_point():
             raise TaskError("log_text expects batches of the task whose first tensor has tokens [n, length]")
         draws = torch.Generator().manual_seed(training.config.seed + training.position.step)
-        context = given.shape[1]
-        tokens = given[:, : self.prompt_tokens]
+        context = samples.shape[1]
+        tokens = samples[:, : self.prompt_tokens]
         with training.evaluation_mode():
             for _ in range(self.new_tokens):
                 logits = whole(training.model(tokens[:, -context:])[:, -1]).float().cpu()
                 tokens = torch.cat([tokens, self._draw(logits, draws).to(tokens.device)], 1)
         for number, row in enumerate(tokens.tolist() if training.rank == 0 else ()):
             parts = (
-                _decoded(training.task, row[: self.prompt_tokens]),
-                _decoded(training.task, row[self.prompt_tokens :]),
+                _decode(training.task, row[: self.prompt_tokens]),
+                _decode(training.task, row[self.prompt_tokens :]),
             )
             training.log.text(f"text_{number}", "\n\n---\n\n".join(parts))
 
@@ -63,6 +63,6 @@ class LogText(Callback):
         return torch.multinomial((logits / self.temperature).softmax(1), 1, generator=draws)
 
 
-def _decoded(task: Any, tokens: list[int]) -> str:
+def _decode(task: Any, tokens: list[int]) -> str:
     decode = getattr(task, "decode", None)
     return " ".join(map(str, tokens)) if decode is None else str(decode(tokens))

@@ -48,7 +48,7 @@ REPORT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ExportedWeights:
     """Weights of a checkpoint that an export writes.
 
     Attributes:
@@ -92,7 +92,9 @@ def print_line(stream: TextIO, record: Mapping[str, Any]) -> None:
     stream.flush()
 
 
-def weights_of(checkpoint: LoadedCheckpoint, *, averaged: bool = False, dtype: torch.dtype | None = None) -> Weights:
+def weights_of(
+    checkpoint: LoadedCheckpoint, *, averaged: bool = False, dtype: torch.dtype | None = None
+) -> ExportedWeights:
     """Choose the weights of a checkpoint, without reading them.
 
     Args:
@@ -121,7 +123,7 @@ def weights_of(checkpoint: LoadedCheckpoint, *, averaged: bool = False, dtype: t
         value = next((average[name] for name in names if name in average), tensors[names[0]])
         stored = value if isinstance(value, StoredTensor) else StoredTensor.of(value)
         streams |= dict.fromkeys(names, WeightStream(stored, dtype))
-    return Weights(
+    return ExportedWeights(
         {name: streams[name] for name in tensors},
         tuple(name for name in model if name not in tensors),
         getattr(model, "_metadata", None),
@@ -134,7 +136,7 @@ def _identity(value: Tensor | StoredTensor) -> object:
 
 
 def write_weights(
-    weights: Weights, output: Path, form: str, on_write: Callable[[int], None], *, max_bytes: int = 0
+    weights: ExportedWeights, output: Path, form: str, on_write: Callable[[int], None], *, max_bytes: int = 0
 ) -> int:
     """Write a file or a folder under a temporary name, make it durable, and give it its name.
 

@@ -274,8 +274,8 @@ def _as_parts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Map
 
 def _as_part(parameter: Tensor, value: Any) -> Any:
     # a count of steps has no dimension, and each rank has its own
-    is_sharded = isinstance(value, Tensor) and value.dim() and is_dtensor(parameter)
-    return StoredTensor.of(value) if is_sharded else value
+    is_divided = isinstance(value, Tensor) and value.dim() and is_dtensor(parameter)
+    return StoredTensor.of(value) if is_divided else value
 
 
 def _by_index(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Iterator[tuple[int, Tensor]]:

@@ -342,7 +342,7 @@ def removal_advice(directory: RunDirectory) -> str:
     folders = removable_folders(directory)
     if not folders:
         return f"no older checkpoint of the run can be removed: remove other files; {KEEP_FEWER}"
-    names = listed((f"{folder.path} ({_size(folder.num_bytes)})" for folder in folders), shown=SHOWN)
+    names = listed((f"{folder.path} ({_size(folder.num_bytes)})" for folder in folders), max_names=SHOWN)
     return f"older checkpoints, the largest first, of which you may remove what you don't need: {names}; {KEEP_FEWER}"
 
 

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _skip_python_exit(code: int) -> None:
     """End the process by os._exit after a second Ctrl-C, or once its GPU is lost; otherwise do nothing."""
-    threads = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    threads = [thread for thread in threading.enumerate() if not (thread.daemon or thread is threading.main_thread())]
     lost_gpu = sys.modules.get("hpctrain.attempt.lost_gpu")
     is_lost = lost_gpu is not None and lost_gpu.has_lost_gpu()
     # after a second Ctrl-C, a thread may still be writing a checkpoint: Python would wait for it
@@ -130,12 +130,12 @@ def _dispatch(arguments: list[str]) -> int:
         code: int = importlib.import_module(f"hpctrain.cli.{first.replace('-', '_')}").main(arguments[1:])
         return code
     if first and "=" not in first and not first.startswith(("-", "~")):
-        known = f"the commands are {', '.join(COMMANDS)}; to train, write KEY=VALUE (see --help)"
+        remedy = f"the commands are {', '.join(COMMANDS)}; to train, write KEY=VALUE (see --help)"
         if "." in first or "/" in first:
-            known = f"to run a program, write python -m hpctrain run -- python {first} ..."
+            remedy = f"to run a program, write python -m hpctrain run -- python {first} ..."
         elif first in PROGRAMS:
-            known = f"to run a program, write python -m hpctrain run -- {shlex.join(arguments)}"
-        print(f"{ERROR_PREFIX}{first} is not a command; {known}", file=sys.stderr)
+            remedy = f"to run a program, write python -m hpctrain run -- {shlex.join(arguments)}"
+        print(f"{ERROR_PREFIX}{first} is not a command; {remedy}", file=sys.stderr)
         return ExitCode.BAD_CONFIGURATION
     if first == "--version":
         print(__version__)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpctrain.errors import ERROR_PREFIX, ExitCode
+from hpctrain.phrases import with_paths
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.runs import run_of, runs_of
 
@@ -38,8 +39,15 @@ def number(low: float, high: float, kind: type[float] = float) -> Callable[[str]
     return convert
 
 
-def command_parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Make the parser of `python -m hpctrain COMMAND`, whose help ends with ``epilog``, unwrapped."""
+def command_parser(command: str, text: str | None) -> argparse.ArgumentParser:
+    """Make the parser of `python -m hpctrain COMMAND`.
+
+    Args:
+        command: its name.
+        text: the help, usually the docstring of the command's module: what it does, and after an empty line what stands
+            below the options; pages are named as for `with_paths`. None with `python -OO`, which keeps no docstring.
+    """
+    description, _, epilog = with_paths(text or "").partition("\n\n")
     return OneLineParser(
         prog=f"python -m hpctrain {command}",
         description=description,
@@ -57,9 +65,8 @@ def add_runs(parser: argparse.ArgumentParser, *, nargs: str | int | None = None)
 
 def add_runs_dir(parser: argparse.ArgumentParser) -> None:
     """Add `--runs-dir`, the folder in which the names of runs are looked up."""
-    parser.add_argument(
-        "--runs-dir", default="runs", metavar="FOLDER", help="the folder that contains the runs (default: runs)"
-    )
+    meaning = "the folder that contains the runs (default: runs)"
+    parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help=meaning)
 
 
 def chosen_run(options: argparse.Namespace) -> RunDirectory:
@@ -77,7 +84,7 @@ def chosen_runs(options: argparse.Namespace) -> list[RunDirectory]:
     Raises:
         RunDirectoryError: one of the names matches no run.
     """
-    return list(dict.fromkeys(run for typed in options.run for run in runs_of(typed, Path(options.runs_dir))))
+    return list(dict.fromkeys(run for name in options.run for run in runs_of(name, Path(options.runs_dir))))
 
 
 def typed_name(directory: Path, runs_dir: Path) -> str:

@@ -1,4 +1,21 @@
-"""`python -m hpctrain best SWEEP`: the runs of a sweep, best first."""
+"""Show the runs of a sweep, best first, with what they vary.
+
+examples:
+  python -m hpctrain best lr                                       # the runs under runs/lr, best first
+  python -m hpctrain best lr more_lr --top 5                       # those of two folders together
+  python -m hpctrain best lr --metric train/loss                   # by another metric that was logged
+  python -m hpctrain best lr --metric perplexity --mode min --csv
+  python -m hpctrain best lr --export conf/experiment/best.yaml    # then: python -m hpctrain experiment=best
+
+The metric is the one by which the runs are judged: checkpoint.metric, or the task's own. The table has the keys by
+which the runs differ. Runs that differ in nothing but seed are one row: BEST is the mean of their best values, STD
+their sample standard deviation. Queued and training runs are ranked by their best value so far; failed, paused, stopped
+and never started runs come last, without a rank.
+
+--export writes the winner's configuration. `python -m hpctrain export RUN` writes a run's weights.
+
+Exit code 0; 2 if SWEEP has no runs, or they have no metric in common.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +38,6 @@ from hpctrain.results.run_result import SEED, RunResult, read_results
 from hpctrain.run.evaluation import MODES
 from hpctrain.run.manifest import value_text
 
-_EPILOG = """\
-examples:
-  python -m hpctrain best lr                                       # the runs under runs/lr, best first
-  python -m hpctrain best lr more_lr --top 5                       # those of two folders together
-  python -m hpctrain best lr --metric train/loss                   # by another metric that was logged
-  python -m hpctrain best lr --metric perplexity --mode min --csv
-  python -m hpctrain best lr --export conf/experiment/best.yaml    # then: python -m hpctrain experiment=best
-
-The metric is the one by which the runs are judged: checkpoint.metric, or the task's own. The table has the keys by
-which the runs differ. Runs that differ in nothing but seed are one row: BEST is the mean of their best values, STD
-their sample standard deviation. Queued and training runs are ranked by their best value so far; failed, paused, stopped
-and never started runs come last, without a rank.
-
---export writes the winner's configuration. `python -m hpctrain export RUN` writes a run's weights.
-
-Exit code 0; 2 if SWEEP has no runs, or they have no metric in common."""
-
 
 def main(arguments: list[str]) -> int:
     """Rank runs; ``arguments`` are those after `best`."""
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("best", "Show the runs of a sweep, best first, with what they vary.", _EPILOG)
+    parser = command_parser("best", __doc__)
     what = "a sweep or any folder with runs, or its path below --runs-dir"
     parser.add_argument("run", nargs="+", metavar="SWEEP", help=what)
     add_runs_dir(parser)
@@ -68,9 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     form.add_argument("--csv", action="store_true", help="print CSV instead of the table")
-    form.add_argument(
-        "--export", metavar="FILE", help="write the winner as an experiment file, FOLDER/experiment/NAME.yaml"
-    )
+    meaning = "write the winner as an experiment file, FOLDER/experiment/NAME.yaml"
+    form.add_argument("--export", metavar="FILE", help=meaning)
     parser.add_argument("--force", action="store_true", help="with --export: replace a file")
     parser.add_argument("--config-dir", metavar="FOLDER", help="with --export: your own groups and options")
     return parser
@@ -106,28 +105,28 @@ def _table(ranking: Ranking, rows: Sequence[RankedRow], runs_dir: Path) -> list[
 
 def _cells(ranking: Ranking, row: RankedRow, runs_dir: Path, *, over_seeds: bool) -> tuple[str, ...]:
     numbers = _numbers(row)
-    spread = (*(_shown(numbers[name]) for name in ("standard_deviation", "lowest", "highest")), str(len(row.runs)))
+    spread = (*(_brief(numbers[name]) for name in ("standard_deviation", "lowest", "highest")), str(len(row.runs)))
     return (
         "-" if row.rank is None else str(row.rank),
         *(_value(row, key) for key in ranking.keys),
-        _shown(row.best),
+        _brief(row.best),
         *(spread if over_seeds else ()),
         "-" if row.best_step is None else str(row.best_step),
-        _shown(row.last),
+        _brief(row.last),
         str(row.step) if row.total_steps is None else f"{row.step}/{row.total_steps}",
         duration(row.seconds),
         row.state,
-        listed((typed_name(run.status.path, runs_dir) for run in row.runs), shown=3),
+        listed((typed_name(run.status.path, runs_dir) for run in row.runs), max_names=3),
     )
 
 
 def _value(row: RankedRow, key: str) -> str:
     if key == SEED and len(row.runs) > 1:
-        return listed(row.seeds, shown=4, separator=",")
+        return listed(row.seeds, max_names=4, separator=",")
     return value_text(row.values[key]) if key in row.values else "-"
 
 
-def _shown(value: float | None) -> str:
+def _brief(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
@@ -207,12 +206,12 @@ def _export_winner(ranking: Ranking, path: Path, *, force: bool, config_dir: str
     if winner is None or ranking.metric is None:
         problem = "there is no winner to export: no run that has completed, or is running, has a value"
         raise RunDirectoryError(f"{problem}; `python -m hpctrain best` without --export lists the others")
-    where = listed((os.path.relpath(run.status.path) for run in winner.runs), shown=3)
+    where = listed((os.path.relpath(run.status.path) for run in winner.runs), max_names=3)
     at = f"mean of {len(winner.runs)} runs" if len(winner.runs) > 1 else f"step {winner.best_step}"
-    achieved = f"{ranking.metric.name} {winner.best:.6g} ({at}), {where}"
-    command = export(ranking, file, f"The best of a sweep: {achieved}.", force=force, config_dir=config_dir)
+    summary = f"{ranking.metric.name} {winner.best:.6g} ({at}), {where}"
+    command = export(ranking, file, f"The best of a sweep: {summary}.", force=force, config_dir=config_dir)
     print(f"wrote {os.path.relpath(file.path)}: {winner.label}")
-    print(f"  {achieved}")
+    print(f"  {summary}")
     print("to train it:")
     print(f"  {command}")
     return ExitCode.FINISHED

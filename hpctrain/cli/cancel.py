@@ -1,4 +1,16 @@
-"""`python -m hpctrain cancel RUN ...`: cancel queued and running runs."""
+"""Cancel the queued and running jobs of runs; stop runs that were started on this machine.
+
+examples:
+  python -m hpctrain cancel runs/digits/2026-01-31_12-00-00
+  python -m hpctrain cancel sweep          # every run under runs/sweep
+
+A queued run leaves the queue. A running run finishes its current step, saves if the time allows, and is never
+requeued; `resume` continues it. In a job array, only the tasks of these runs are cancelled. The tasks of a search that
+wait are cancelled first, so that no further run begins; so is a sweep on one machine if SWEEP itself is named. A run
+outside of SLURM, on this or another machine, is asked to stop by a file in its run directory.
+
+Exit code 0; 1 if a queued or running run could not be cancelled; 2 if RUN is not a run.
+"""
 
 from __future__ import annotations
 
@@ -19,41 +31,28 @@ from hpctrain.scheduler.job import SlurmJob
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.jobs import job_ids, query_jobs
 
-_EPILOG = """\
-examples:
-  python -m hpctrain cancel runs/digits/2026-01-31_12-00-00
-  python -m hpctrain cancel sweep          # every run under runs/sweep
-
-A queued run leaves the queue. A running run finishes its current step, saves if the time allows, and is never
-requeued; `resume` continues it. In a job array, only the tasks of these runs are cancelled. The tasks of a search that
-wait are cancelled first, so that no further run begins; so is a sweep on one machine if SWEEP itself is named. A run
-outside of SLURM, on this or another machine, is asked to stop by a file in its run directory.
-
-Exit code 0; 1 if a queued or running run could not be cancelled; 2 if RUN is not a run."""
-
 
 def main(arguments: list[str]) -> int:
     """Cancel runs; ``arguments`` are those after `cancel`."""
-    description = "Cancel the queued and running jobs of runs; stop runs that were started on this machine."
-    parser = command_parser("cancel", description, _EPILOG)
+    parser = command_parser("cancel", __doc__)
     add_runs(parser, nargs="+")
     options = parser.parse_args(arguments)
     # all are found first: a misspelt name must not leave half of them cancelled
     sweeps, runs = _sweeps(options), chosen_runs(options)
     searches = [home for home in sweeps if home.jobs.is_file()]
     # before the runs: neither a process that trains them in turn nor a task that waits may begin another one meanwhile
-    done = [_done(home, lambda home: _stop_process(home, runs)) for home in sweeps]
-    done += [_done(home, _cancel_waiting_tasks) for home in searches]
+    succeeded = [_run_and_print(home, lambda home: _stop_process(home, runs)) for home in sweeps]
+    succeeded += [_run_and_print(home, _cancel_waiting_tasks) for home in searches]
     runs = chosen_runs(options) if searches else runs
-    done += [_print_result(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
+    succeeded += [_print_result(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
     # and last those that run, and were between two runs
-    done += [_done(home, lambda home: _cancel_idle_tasks(home, runs)) for home in searches]
-    return ExitCode.FINISHED if all(done) else ExitCode.FAILED
+    succeeded += [_run_and_print(home, lambda home: _cancel_idle_tasks(home, runs)) for home in searches]
+    return ExitCode.FINISHED if all(succeeded) else ExitCode.FAILED
 
 
 def _sweeps(options: argparse.Namespace) -> list[RunDirectory]:
     """The folders of sweeps that are named, by a path or by a name in the folder that contains the runs."""
-    folders = [[RunDirectory.at(Path(typed)), RunDirectory.at(Path(options.runs_dir, typed))] for typed in options.run]
+    folders = [[RunDirectory.at(Path(name)), RunDirectory.at(Path(options.runs_dir, name))] for name in options.run]
     return [sweeps[0] for pair in folders if (sweeps := [home for home in pair if home.sweep.is_file()])]
 
 
@@ -94,20 +93,20 @@ def _tasks(home: RunDirectory) -> dict[str, SlurmJob]:
     return {job_id: job for job_id, job in jobs.items() if job is not None}
 
 
-def _done(directory: RunDirectory, act: Callable[[RunDirectory], str]) -> bool:
+def _run_and_print(directory: RunDirectory, act: Callable[[RunDirectory], str]) -> bool:
     try:
-        done: str | HpctrainError | OSError = act(directory)
+        outcome: str | HpctrainError | OSError = act(directory)
     except (HpctrainError, OSError) as error:
-        done = error
-    return _print_result(directory, done)
+        outcome = error
+    return _print_result(directory, outcome)
 
 
-def _print_result(directory: RunDirectory, done: str | HpctrainError | OSError) -> bool:
+def _print_result(directory: RunDirectory, outcome: str | HpctrainError | OSError) -> bool:
     """Print what was done, or the error; return whether there was none."""
-    if isinstance(done, Exception):
-        why = describe_os_error(done) if isinstance(done, OSError) else done
+    if isinstance(outcome, Exception):
+        why = describe_os_error(outcome) if isinstance(outcome, OSError) else outcome
         print(f"{ERROR_PREFIX}{os.path.relpath(directory.path)}: {why}", file=sys.stderr)
         return False
-    if done:
-        print(f"{os.path.relpath(directory.path)}: {done}")
+    if outcome:
+        print(f"{os.path.relpath(directory.path)}: {outcome}")
     return True

@@ -1,4 +1,12 @@
-"""`python -m hpctrain completion SHELL`: print the shell code that completes `hpctrain` with Tab."""
+"""Print the shell code that completes hpctrain's command line.
+
+examples:
+  eval "$(hpctrain completion bash)"     # in ~/.bashrc
+  eval "$(hpctrain completion zsh)"      # in ~/.zshrc
+
+Tab completes commands, groups and their options, keys, and the runs under runs/. Each Tab runs hpctrain for about
+0.2 s, without torch; it imports nothing from the working directory.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +48,6 @@ UNQUOTED = re.compile(r"[\w./=,+@%:~-]+ ?")
 """Candidates that a shell takes as they are: others, which it might execute after Enter, are left out."""
 FLAGS = ("--config-dir", "--cfg", "--help", "--multirun", "--version")
 
-_EPILOG = """\
-examples:
-  eval "$(hpctrain completion bash)"     # in ~/.bashrc
-  eval "$(hpctrain completion zsh)"      # in ~/.zshrc
-
-Tab completes commands, groups and their options, keys, and the runs under runs/. Each Tab runs hpctrain for about
-0.2 s, without torch; it imports nothing from the working directory."""
-
 
 def main(arguments: list[str]) -> int:
     """Print the shell code, or the candidates that it queries; ``arguments`` are those after `completion`."""
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
         with contextlib.suppress(OSError, ValueError):
             print("\n".join(candidates(arguments[1:])))
         return ExitCode.FINISHED
-    parser = command_parser("completion", "Print the shell code that completes hpctrain's command line.", _EPILOG)
+    parser = command_parser("completion", __doc__)
     parser.add_argument("shell", choices=SHELLS)
     print(SHELLS[parser.parse_args(arguments).shell], end="")
     return ExitCode.FINISHED
@@ -71,21 +71,21 @@ def candidates(words: Sequence[str]) -> list[str]:
     if before and before[-1] in TAKE_FOLDER:
         return []  # the shell completes it as a file
     command = before[0] if before and before[0] in COMMANDS else None
-    found: list[str] = []
+    names: list[str] = []
     if not before:
-        found += _whole(COMMANDS, word)
+        names += _whole(COMMANDS, word)
     if command == "completion":
-        found += _whole(SHELLS, word)
+        names += _whole(SHELLS, word)
     if word.startswith("-"):
         return _whole(FLAGS, word) if command is None else []
-    completed = "keys" if command is None else COMMANDS[command]
-    if "runs" in completed:
-        found += _runs(before, word)
-    if "keys" in completed:
-        found += _overrides(before, word)
+    kinds = "keys" if command is None else COMMANDS[command]
+    if "runs" in kinds:
+        names += _runs(before, word)
+    if "keys" in kinds:
+        names += _overrides(before, word)
     # a run in a shared folder, or a file in ./conf, may be named by another user
     # a list of options begins with a bracket that its user has typed
-    return sorted(name for name in found if UNQUOTED.fullmatch(name.replace("=[", "=", 1)))
+    return sorted(name for name in names if UNQUOTED.fullmatch(name.replace("=[", "=", 1)))
 
 
 def _whole(names: Iterable[str], word: str) -> list[str]:
@@ -103,23 +103,23 @@ def _overrides(before: Sequence[str], word: str) -> list[str]:
     from hpctrain.config.paths import conf_dir, groups_of, keys_of, options_of, own_folders, top_level_keys
     from hpctrain.config.root import LIST_GROUPS
 
-    flagged = [before[number + 1] for number, flag in enumerate(before[:-1]) if flag in TAKE_FOLDER[:2]]
-    named, here = own_folders(flagged[0] if flagged and Path(flagged[0]).is_dir() else None)
-    folders = [folder for folder in (named, conf_dir(), here) if folder is not None]
-    typed = word.lstrip("+~")
-    mark = word[: len(word) - len(typed)]
-    key, equals, _ = typed.partition("=")
+    config_dirs = [before[number + 1] for number, flag in enumerate(before[:-1]) if flag in TAKE_FOLDER[:2]]
+    flag_folder, here = own_folders(config_dirs[0] if config_dirs and Path(config_dirs[0]).is_dir() else None)
+    folders = [folder for folder in (flag_folder, conf_dir(), here) if folder is not None]
+    override = word.lstrip("+~")
+    mark = word[: len(word) - len(override)]
+    key, equals, _ = override.partition("=")
     if equals and key in LIST_GROUPS and word.partition("=")[2].startswith("["):
-        begun = word[: max(word.rindex("["), word.rfind(",")) + 1]
-        return [f"{begun}{option}" for option in options_of(key, folders) if f"{begun}{option}".startswith(word)]
+        prefix = word[: max(word.rindex("["), word.rfind(",")) + 1]
+        return [f"{prefix}{option}" for option in options_of(key, folders) if f"{prefix}{option}".startswith(word)]
     if equals:
         return _whole((f"{mark}{key}={option}" for option in options_of(key, folders)), word)
-    group, dot, _ = typed.partition(".")
+    group, dot, _ = override.partition(".")
     if dot:
-        chosen = [one.partition("=")[2] for one in before if one.startswith(f"{group}=")]
-        found = [f"{name}=" for name in keys_of(group, chosen[-1] if chosen else None, folders)]
+        options = [argument.partition("=")[2] for argument in before if argument.startswith(f"{group}=")]
+        names = [f"{name}=" for name in keys_of(group, options[-1] if options else None, folders)]
     else:
         groups = groups_of(folders)
-        found = [f"{name}=" for name in [*groups, *top_level_keys()]]
-        found += [f"{name}." for name in groups if name != "experiment"]
-    return [f"{mark}{name}" for name in found if name.startswith(typed)]
+        names = [f"{name}=" for name in [*groups, *top_level_keys()]]
+        names += [f"{name}." for name in groups if name != "experiment"]
+    return [f"{mark}{name}" for name in names if name.startswith(override)]

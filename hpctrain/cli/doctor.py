@@ -1,4 +1,22 @@
-"""`python -m hpctrain doctor [KEY=VALUE ...]`: whether runs will work here, before the first one."""
+"""Find out what would fail or slow a run on this machine or cluster, before the first one.
+
+examples:
+  python -m hpctrain doctor                                     # this machine, and SLURM's settings
+  python -m hpctrain doctor cluster=slurm nodes=4               # also four nodes, through a job
+  python -m hpctrain doctor cluster=slurm nodes=4 cluster.gpus_per_node=4 cluster.partition=gpu
+  python -m hpctrain doctor runs/doctor/2026-01-31_12-00-00     # wait for its job again, or read its answers
+
+The job has the request of the run that you describe, and a time limit of 15 minutes. It checks on each node that the
+folder is shared and the Python is there, compares the clocks, and then measures the network between all pairs of
+nodes, the collectives, the devices and the disk. Its answers stay in runs/doctor/DATE_TIME, or in run_dir.
+
+If ranks worked, conf/cluster/NAME.yaml gets the keys with which they did, unless the file is there already: from then
+on, `cluster=NAME` is enough. The first measurements are the baseline, in runs/doctor/baseline.json, with which later
+ones are compared.
+
+Exit code 0 if no error was found; 1 if something would fail a run; 2 for overrides that can't work, or a job that SLURM
+refuses; 4 after Ctrl-C: the job continues.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +41,10 @@ from hpctrain.phrases import all_of, counted
 
 WIDTH = 100
 
-_EPILOG = """\
-examples:
-  python -m hpctrain doctor                                     # this machine, and SLURM's settings
-  python -m hpctrain doctor cluster=slurm nodes=4               # also four nodes, through a job
-  python -m hpctrain doctor cluster=slurm nodes=4 cluster.gpus_per_node=4 cluster.partition=gpu
-  python -m hpctrain doctor runs/doctor/2026-01-31_12-00-00     # wait for its job again, or read its answers
-
-The job has the request of the run that you describe, and a time limit of 15 minutes. It checks on each node that the
-folder is shared and the Python is there, compares the clocks, and then measures the network between all pairs of
-nodes, the collectives, the devices and the disk. Its answers stay in runs/doctor/DATE_TIME, or in run_dir.
-
-If ranks worked, conf/cluster/NAME.yaml gets the keys with which they did, unless the file is there already: from then
-on, `cluster=NAME` is enough. The first measurements are the baseline, in runs/doctor/baseline.json, with which later
-ones are compared.
-
-Exit code 0 if no error was found; 1 if something would fail a run; 2 for overrides that can't work, or a job that SLURM
-refuses; 4 after Ctrl-C: the job continues."""
-
 
 def main(arguments: list[str]) -> int:
     """Examine; ``arguments`` are those after `doctor`."""
-    description = "Find out what would fail or slow a run on this machine or cluster, before the first one."
-    parser = command_parser("doctor", description, _EPILOG)
+    parser = command_parser("doctor", __doc__)
     add_overrides(parser, "the run that is to work, such as cluster=slurm nodes=4; or the folder of an examination")
     parser.add_argument("--site", metavar="NAME", help="name of the site file (default: the cluster's name)")
     parser.add_argument("--new-baseline", action="store_true", help="replace the baseline by today's figures")
@@ -66,19 +65,19 @@ def main(arguments: list[str]) -> int:
         if len(options.overrides) > 1 or not folder.request.is_file():
             parser.error(f"{earlier[0]} is neither KEY=VALUE nor the folder of an examination")
         # those of the first command belong to its own day
-        typed = dataclasses.replace(read_options(folder), renew=options.new_baseline)
-        examination = Examination(load(folder.request), report, options=typed)
+        doctor_options = dataclasses.replace(read_options(folder), renew=options.new_baseline)
+        examination = Examination(load(folder.request), report, options=doctor_options)
         examination.check_slurm()
         return _examine_nodes(examination, folder, options)
     composer = Composer(options.config_dir)
-    composer.sweeps = False
+    composer.can_sweep = False
     config = composer.compose(options.overrides)
     if config.cluster.dry_run:
         raise ConfigError("cluster.dry_run", True, "the doctor submits a real job", "leave it out")
-    typed = DoctorOptions(
+    doctor_options = DoctorOptions(
         typed=["doctor", *arguments], directory=str(Path.cwd()), site=options.site, renew=options.new_baseline
     )
-    examination = Examination(config, report, options=typed)
+    examination = Examination(config, report, options=doctor_options)
     examination.check_login_node()
     if not isinstance(config.cluster, Slurm):
         return _end(examination.result, options)
@@ -100,9 +99,9 @@ def _examine_nodes(examination: Examination, folder: DoctorFolder | None, option
     except KeyboardInterrupt:
         result = examination.result
         if result.job_id is not None and result.folder is not None:
-            typed = DoctorFolder(result.folder).as_run.as_typed
+            name = DoctorFolder(result.folder).as_run.as_typed
             print(
-                f"\nthe job continues; to see what it finds: python -m hpctrain doctor {typed}; "
+                f"\nthe job continues; to see what it finds: python -m hpctrain doctor {name}; "
                 f"to cancel it: scancel {result.job_id}",
                 file=sys.stderr,
             )

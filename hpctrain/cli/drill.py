@@ -1,4 +1,20 @@
-"""`python -m hpctrain drill [KEY=VALUE ...]`, and `drill run ...`: prove that interruptions change nothing."""
+"""Prove that an interrupted training ends with the same weights as an uninterrupted one.
+
+examples:
+  python -m hpctrain drill
+  python -m hpctrain drill task=text cluster.processes_per_node=2 --interruptions 5
+  python -m hpctrain drill cluster=slurm nodes=2 trainer.max_steps=500
+  python -m hpctrain drill run -- python train.py       # any program: see drill run --help
+
+A short training runs once straight, and once with interruptions at random steps: on this machine by SIGTERM or SIGINT
+to the launching process and `resume`, on SLURM by `scontrol requeue`. Then the digests of the weights, the samples of
+every step, the losses and the evaluations are compared, to the last bit. On GPUs, trainer.deterministic=true is set.
+
+The runs stay in runs/drill/DATE_TIME, or in run_dir, as `straight` and `interrupted`.
+
+Exit code 0 if nothing differs; 1 if something does, a run failed, or no interruption took effect; 2 for overrides that
+can't work; 4 if a signal or Ctrl-C stopped the drill, and its runs with it.
+"""
 
 from __future__ import annotations
 
@@ -40,29 +56,13 @@ MAX_CELL_CHARS = 28
 """The table cuts longer cells, such as digests."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """Signals that would end Python without an exception: of `timeout`, of a shutdown, and of a closed terminal."""
-_EPILOG = """\
-examples:
-  python -m hpctrain drill
-  python -m hpctrain drill task=text cluster.processes_per_node=2 --interruptions 5
-  python -m hpctrain drill cluster=slurm nodes=2 trainer.max_steps=500
-  python -m hpctrain drill run -- python train.py       # any program: see drill run --help
-
-A short training runs once straight, and once with interruptions at random steps: on this machine by SIGTERM or SIGINT
-to the launching process and `resume`, on SLURM by `scontrol requeue`. Then the digests of the weights, the samples of
-every step, the losses and the evaluations are compared, to the last bit. On GPUs, trainer.deterministic=true is set.
-
-The runs stay in runs/drill/DATE_TIME, or in run_dir, as `straight` and `interrupted`.
-
-Exit code 0 if nothing differs; 1 if something does, a run failed, or no interruption took effect; 2 for overrides that
-can't work; 4 if a signal or Ctrl-C stopped the drill, and its runs with it."""
 
 
 def main(arguments: list[str]) -> int:
     """Run a drill; ``arguments`` are those after `drill`."""
     if arguments[:1] == ["run"]:
         return _drill_program(arguments[1:])
-    description = "Prove that an interrupted training ends with the same weights as an uninterrupted one."
-    parser = command_parser("drill", description, _EPILOG)
+    parser = command_parser("drill", __doc__)
     add_overrides(parser, "what to train, and where; as for a run")
     add_drill_options(parser)
     options = parser.parse_intermixed_args(arguments)
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
         wrong = next(iter(strays), "--")
         parser.error(f"{wrong} is not KEY=VALUE; to drill a program, write {parser.prog} run -- COMMAND")
     composer = Composer(options.config_dir)
-    composer.sweeps = False
+    composer.can_sweep = False
     config = composer.compose(training_drill.overrides_of(options.overrides))
     overrides = training_drill.overrides_of(options.overrides, gpus=resources_of(config).gpus_per_node != 0)
     make = partial(
@@ -84,7 +84,9 @@ def main(arguments: list[str]) -> int:
     return _run(make, config, options)
 
 
-_PROGRAM_EPILOG = """\
+_PROGRAM_HELP = """\
+Prove that an interrupted program ends with the same tensors.
+
 examples:
   python -m hpctrain drill run -- python train.py --steps 200
   python -m hpctrain drill run cluster.processes_per_node=2 --interruptions 5 -- python train.py
@@ -105,9 +107,7 @@ proven; 2 for a configuration that can't work; 4 if a signal or Ctrl-C stopped t
 def _drill_program(arguments: list[str]) -> int:
     """Run a drill of a program; ``arguments`` are those after `drill run`."""
     words, command = split_command(arguments)
-    parser = command_parser(
-        "drill run", "Prove that an interrupted program ends with the same tensors.", _PROGRAM_EPILOG
-    )
+    parser = command_parser("drill run", _PROGRAM_HELP)
     parser.usage = "python -m hpctrain drill run [-h] [options] [KEY=VALUE ...] -- COMMAND ..."
     add_overrides(parser, "where and how to run it, as for `python -m hpctrain run`")
     add_drill_options(parser)
@@ -119,17 +119,12 @@ def _drill_program(arguments: list[str]) -> int:
         help="accept relative differences up to X: of a metric's values, and of a tensor's elements relative to its "
         "largest one (default: 0)",
     )
-    parser.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="metrics and tensors that may differ, such as 'time/*'; may be repeated",
-    )
+    meaning = "metrics and tensors that may differ, such as 'time/*'; may be repeated"
+    parser.add_argument("--ignore", action="append", default=[], metavar="PATTERN", help=meaning)
     options = parse_words(parser, words, command if "--" in arguments else None)
     refuse_missing_script(command, print_warning)
     composer = ProgramComposer(command, options.config_dir)
-    composer.sweeps = False
+    composer.can_sweep = False
     config = composer.compose_run(program_drill.overrides_of(options.overrides))
     overrides = program_drill.overrides_of(options.overrides, config)
     composer.compose_run(overrides)
@@ -147,12 +142,10 @@ def _drill_program(arguments: list[str]) -> int:
 def add_drill_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every drill."""
     at_least_one = number(1, 1e9, int)
-    parser.add_argument(
-        "--interruptions", type=at_least_one, default=3, metavar="N", help="how often to interrupt (default: 3)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the random moments and signals (default: 0)"
-    )
+    meaning = "how often to interrupt (default: 3)"
+    parser.add_argument("--interruptions", type=at_least_one, default=3, metavar="N", help=meaning)
+    meaning = "seed of the random moments and signals (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=meaning)
     parser.add_argument("--remove", action="store_true", help="remove both runs if nothing differs")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
@@ -245,7 +238,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "unproven": report.unproven,
         "straight": str(report.straight.path),
         "interrupted": str(report.interrupted.path),
-        "interruptions": [asdict(one) for one in report.interruptions],
+        "interruptions": [asdict(interruption) for interruption in report.interruptions],
         "compared": [asdict(row) for row in report.rows],
         "notes": report.notes,
     }
@@ -259,7 +252,7 @@ def _repeat_advice(home: Path, options: argparse.Namespace) -> str:
 
 
 def _moments(report: Report) -> str:
-    steps = [one.step for one in report.interruptions if one.step is not None]
+    steps = [interruption.step for interruption in report.interruptions if interruption.step is not None]
     if len(steps) == len(report.interruptions):
         return numbered("step", steps)
     return ", ".join(map(stopped_after, report.interruptions))
@@ -279,7 +272,7 @@ def _result(row: ComparisonRow, report: Report) -> str:
 
 @contextmanager
 def stop_signals_raised() -> Iterator[None]:
-    """Inside the context, the first SIGTERM or SIGHUP raises a KeyboardInterrupt with its name; in the main thread."""
+    """Context manager in which the first SIGTERM or SIGHUP raises a KeyboardInterrupt; in the main thread alone."""
     is_stopping = False
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature

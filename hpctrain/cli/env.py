@@ -1,4 +1,13 @@
-"""`python -m hpctrain env`: the cluster environment that a process started here would have."""
+"""Print the rank, the world size and the addresses that a process started here would derive from its
+environment variables, and the variables themselves. Nothing is started, and SLURM isn't needed.
+
+examples, run where the training would run:
+  python -m hpctrain env
+  srun --nodes=2 --ntasks-per-node=4 --label python -m hpctrain env
+  torchrun --nproc-per-node=2 -m hpctrain env --json
+
+Exit code 0; 2 if the variables contradict each other, with the ones to unset.
+"""  # noqa: D205 - the text of `env --help`
 
 from __future__ import annotations
 
@@ -15,20 +24,10 @@ from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.visible_gpus import VISIBLE_DEVICES, listed_gpus
 from hpctrain.errors import ClusterEnvironmentError
 
-_EPILOG = """\
-examples, run where the training would run:
-  python -m hpctrain env
-  srun --nodes=2 --ntasks-per-node=4 --label python -m hpctrain env
-  torchrun --nproc-per-node=2 -m hpctrain env --json
-
-Exit code 0; 2 if the variables contradict each other, with the ones to unset."""
-
 
 def main(arguments: list[str]) -> int:
     """Print the cluster environment; ``arguments`` are those after `env`."""
-    description = """Print the rank, the world size and the addresses that a process started here would derive from its
-environment variables, and the variables themselves. Nothing is started, and SLURM isn't needed."""
-    parser = command_parser("env", description, _EPILOG)
+    parser = command_parser("env", __doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     as_json = parser.parse_args(arguments).json
     try:
@@ -45,7 +44,7 @@ environment variables, and the variables themselves. Nothing is started, and SLU
 
 def _report(variables: Mapping[str, str]) -> dict[str, Any]:
     environment = ClusterEnvironment.from_environment(variables)
-    shown = {name: variables[name] for name in VISIBLE_DEVICES if name in variables}
+    device_variables = {name: variables[name] for name in VISIBLE_DEVICES if name in variables}
     return {
         "hostname": socket.gethostname(),
         "is_rank": is_rank(variables),
@@ -55,7 +54,7 @@ def _report(variables: Mapping[str, str]) -> dict[str, Any]:
             for item in fields(environment)
             if item.name not in {"variables", "unparsable"}
         },
-        "variables": dict(sorted({**environment.variables, **shown}.items())),
+        "variables": dict(sorted({**environment.variables, **device_variables}.items())),
         "unparsable": dict(environment.unparsable),
     }
 

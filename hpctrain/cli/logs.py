@@ -1,4 +1,14 @@
-"""`python -m hpctrain logs RUN`: what the ranks of a run printed."""
+"""Print what a rank of a run printed, over all attempts.
+
+examples:
+  python -m hpctrain logs digits                    # rank zero of the one run under runs/digits
+  python -m hpctrain logs digits --follow           # until the run ends, over all its attempts
+  python -m hpctrain logs digits --rank 3 --lines 50
+
+Until a rank has printed something, the log of the batch script is shown, or the state of the run if there is none.
+
+Exit code 0; 2 if RUN is not a run, or has no such rank.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +23,10 @@ from hpctrain.status.follow import Follower, RunLog
 from hpctrain.status.run_status import read_statuses
 from hpctrain.terminal import log_output
 
-_EPILOG = """\
-examples:
-  python -m hpctrain logs digits                    # rank zero of the one run under runs/digits
-  python -m hpctrain logs digits --follow           # until the run ends, over all its attempts
-  python -m hpctrain logs digits --rank 3 --lines 50
-
-Until a rank has printed something, the log of the batch script is shown, or the state of the run if there is none.
-
-Exit code 0; 2 if RUN is not a run, or has no such rank."""
-
 
 def main(arguments: list[str]) -> int:
     """Print a log; ``arguments`` are those after `logs`."""
-    parser = command_parser("logs", "Print what a rank of a run printed, over all attempts.", _EPILOG)
+    parser = command_parser("logs", __doc__)
     add_runs(parser)
     parser.add_argument("--follow", "-f", action="store_true", help="keep printing until the run ends")
     parser.add_argument("--rank", type=int, metavar="N", help="the rank to show (default: 0)")

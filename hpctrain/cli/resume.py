@@ -1,4 +1,26 @@
-"""`python -m hpctrain resume RUN ... [KEY=VALUE ...]`: continue runs that stopped."""
+"""Continue stopped runs from their newest intact checkpoints.
+
+examples:
+  python -m hpctrain resume runs/digits/2026-01-31_12-00-00
+  python -m hpctrain resume RUN trainer.max_steps=2000        # train longer
+  python -m hpctrain resume RUN cluster=slurm nodes=2         # continue somewhere else
+  python -m hpctrain resume sweep                             # every unfinished run under runs/sweep
+  python -m hpctrain resume sweep --retry-failed              # also those that failed
+  python -m hpctrain resume sweep sweep.num_runs=80           # draw more runs
+  python -m hpctrain resume sweep optimizer.lr=1e-3,1e-4      # add values, or another range with sweep.num_runs
+  python -m hpctrain resume RUN --code=now                    # after a correction of your code
+
+With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
+runs of a sweep as job arrays. A value of a key that the sweep varies adds runs. If the new attempt trains no step,
+because it fails or none is left, hpctrain restores the run's configuration. If you stop or cancel it before it starts,
+your changes are kept for the next resume.
+
+A run continues with the copy of the code that was made when it was launched. With --code=now, it gets a new one: type
+that in the folder from which the run was launched, or in the same one of a clone. A search keeps its code.
+
+Exit code: the run's, or that of the first run that didn't finish; 0 once the run is submitted, and for a completed run;
+2 if RUN is not a run, can't be read, is or may be running, or if an override is invalid.
+"""
 
 from __future__ import annotations
 
@@ -28,27 +50,6 @@ if TYPE_CHECKING:
     from hpctrain.run.sweep_record import SweepRecord
     from hpctrain.search.resume import SweepResume
 
-_EPILOG = """\
-examples:
-  python -m hpctrain resume runs/digits/2026-01-31_12-00-00
-  python -m hpctrain resume RUN trainer.max_steps=2000        # train longer
-  python -m hpctrain resume RUN cluster=slurm nodes=2         # continue somewhere else
-  python -m hpctrain resume sweep                             # every unfinished run under runs/sweep
-  python -m hpctrain resume sweep --retry-failed              # also those that failed
-  python -m hpctrain resume sweep sweep.num_runs=80           # draw more runs
-  python -m hpctrain resume sweep optimizer.lr=1e-3,1e-4      # add values, or another range with sweep.num_runs
-  python -m hpctrain resume RUN --code=now                    # after a correction of your code
-
-With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
-runs of a sweep as job arrays. A value of a key that the sweep varies adds runs. If the new attempt trains no step,
-because it fails or none is left, hpctrain restores the run's configuration. If you stop or cancel it before it starts,
-your changes are kept for the next resume.
-
-A run continues with the copy of the code that was made when it was launched. With --code=now, it gets a new one: type
-that in the folder from which the run was launched, or in the same one of a clone. A search keeps its code.
-
-Exit code: the run's, or that of the first run that didn't finish; 0 once the run is submitted, and for a completed run;
-2 if RUN is not a run, can't be read, is or may be running, or if an override is invalid."""
 
 REMEDY = "name the runs to change, or start new ones in another run_dir"
 
@@ -61,9 +62,9 @@ def main(arguments: list[str]) -> int:
         ConfigError: an override is invalid.
     """
     if "--" in arguments:
-        typed = shlex.join(split_command(arguments)[1])
+        program = shlex.join(split_command(arguments)[1])
         remedy = "start another run with python -m hpctrain run -- COMMAND, or change args.NAME=VALUE"
-        raise ConfigError("run.command", typed, "a run keeps its command", remedy)
+        raise ConfigError("run.command", program, "a run keeps its command", remedy)
     options = _parse(arguments)
     command = ["python", "-m", "hpctrain", "resume", *arguments]
     runs_dir = Path(options.runs_dir)
@@ -74,7 +75,8 @@ def main(arguments: list[str]) -> int:
 
         return resume_sweep(*of_sweep)
     directories = list(dict.fromkeys(run for name in names for run in runs_of(name, runs_dir)))
-    are_runs = _are_runs(names, runs_dir)
+    # each name is that of a run, and not of a folder of several
+    are_runs = all(_places(name, runs_dir)[0].config.is_file() for name in names)
     now = options.code == "now"
     if now:
         require_original_folder(directories)
@@ -89,18 +91,16 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = command_parser("resume", "Continue stopped runs from their newest intact checkpoints.", _EPILOG)
+    parser = command_parser("resume", __doc__)
     meaning = "run directories, or their names in the folder that contains the runs; and the keys to change"
     parser.add_argument("words", nargs="+", metavar="RUN | KEY=VALUE", help=meaning)
     add_runs_dir(parser)
     add_config_dir(parser)
-    parser.add_argument(
-        "--force", action="store_true", help="resume even though SLURM can't confirm that the run's job has ended"
-    )
+    meaning = "resume even though SLURM can't confirm that the run's job has ended"
+    parser.add_argument("--force", action="store_true", help=meaning)
     parser.add_argument("--retry-failed", action="store_true", help="of a sweep, run those again that failed, too")
-    parser.add_argument(
-        "--code", choices=["now"], help="now: take the code as it is in this folder now, in place of the run's own copy"
-    )
+    meaning = "now: take the code as it is in this folder now, in place of the run's own copy"
+    parser.add_argument("--code", choices=["now"], help=meaning)
     return parser.parse_intermixed_args(arguments)
 
 
@@ -151,11 +151,6 @@ def _sweep_of(
         raise ConfigError("--code", options.code, "can't be used with a whole sweep", "name the runs to resume")
     resume = SweepResume(homes[0], overrides, command, options.config_dir, options.force, options.retry_failed)
     return resume, record
-
-
-def _are_runs(names: Sequence[str], runs_dir: Path) -> bool:
-    """Whether each name is that of a run, and not of a folder of several."""
-    return all(_places(name, runs_dir)[0].config.is_file() for name in names)
 
 
 def _is_folder(path: Path) -> bool:

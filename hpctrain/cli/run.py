@@ -1,4 +1,32 @@
-"""`python -m hpctrain run [KEY=VALUE ...] -- COMMAND ...`: launch any program as the ranks of a run."""
+"""Launch any program as the ranks of a run: here, as a job, or as an array.
+
+examples:
+  python -m hpctrain run -- python train.py --lr 3e-4
+  python -m hpctrain run cluster=slurm nodes=4 cluster.gpus_per_node=8 -- python train.py
+  python -m hpctrain run cluster=slurm nodes=4 run.processes=node cluster.processes_per_node=8 -- torchrun train.py
+  python -m hpctrain run -m cluster=slurm args.lr=1e-3,1e-4 -- python train.py --lr {args.lr}
+  python -m hpctrain run cluster=slurm -- bash long.sh
+
+The command is started once per rank, with torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, ...) and
+HPCTRAIN_RUN_DIR, HPCTRAIN_CHECKPOINT_DIR, HPCTRAIN_ATTEMPT and HPCTRAIN_SUBMIT_DIR. It runs in a copy of the code that
+is made now.
+
+At a preemption and before the time limit the command gets SIGTERM (run.signal). If it ends then, even with exit code 0,
+the run is requeued, and the same command starts again: it should save at the signal, and continue from what it saved.
+Without such a signal, exit code 0 means that the run is completed, and any other code that it failed.
+
+A program reports its progress with four lines: `from hpctrain import session`, session.start(total_steps=N),
+session.step(STEP, {"loss": LOSS}) after each step, and session.saved(STEP, PATH) after each save.
+
+`--cfg` prints the configuration. status, logs, cancel, resume, stacks and drill work as for hpctrain's own trainings.
+
+The pages on programs, on reporting and on the copy of the code:
+  docs/how_to/programs.md
+  docs/reference/session.md
+  docs/how_to/code.md
+
+Exit code: the run's; 0 once it is submitted; 2 for a configuration that can't work.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +44,7 @@ from hpctrain.config.command import INTERPRETERS, refuse_missing_script
 from hpctrain.config.program import split_command
 from hpctrain.config.root import ProgramConfig
 from hpctrain.errors import ConfigError, ExitCode
-from hpctrain.phrases import page
 from hpctrain.streams import print_warning
-
-_EPILOG = f"""\
-examples:
-  python -m hpctrain run -- python train.py --lr 3e-4
-  python -m hpctrain run cluster=slurm nodes=4 cluster.gpus_per_node=8 -- python train.py
-  python -m hpctrain run cluster=slurm nodes=4 run.processes=node cluster.processes_per_node=8 -- torchrun train.py
-  python -m hpctrain run -m cluster=slurm args.lr=1e-3,1e-4 -- python train.py --lr {{args.lr}}
-  python -m hpctrain run cluster=slurm -- bash long.sh
-
-The command is started once per rank, with torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, ...) and
-HPCTRAIN_RUN_DIR, HPCTRAIN_CHECKPOINT_DIR, HPCTRAIN_ATTEMPT and HPCTRAIN_SUBMIT_DIR. It runs in a copy of the code that
-is made now.
-
-At a preemption and before the time limit the command gets SIGTERM (run.signal). If it ends then, even with exit code 0,
-the run is requeued, and the same command starts again: it should save at the signal, and continue from what it saved.
-Without such a signal, exit code 0 means that the run is completed, and any other code that it failed.
-
-A program reports its progress with four lines: `from hpctrain import session`, session.start(total_steps=N),
-session.step(STEP, {{"loss": LOSS}}) after each step, and session.saved(STEP, PATH) after each save.
-
-`--cfg` prints the configuration. status, logs, cancel, resume, stacks and drill work as for hpctrain's own trainings.
-
-The pages on programs, on reporting and on the copy of the code:
-  {page("how_to/programs.md")}
-  {page("reference/session.md")}
-  {page("how_to/code.md")}
-
-Exit code: the run's; 0 once it is submitted; 2 for a configuration that can't work."""
 
 
 def main(arguments: list[str]) -> int:
@@ -61,7 +60,7 @@ def main(arguments: list[str]) -> int:
     from hpctrain.config.compose import ProgramComposer
 
     composer = ProgramComposer(command, options.config_dir)
-    typed = ["python", "-m", "hpctrain", "run", *arguments]
+    hpctrain_command = ["python", "-m", "hpctrain", "run", *arguments]
     if options.cfg:
         from hpctrain.config.stored import to_yaml
 
@@ -71,10 +70,10 @@ def main(arguments: list[str]) -> int:
     if options.multirun:
         from hpctrain.search.multirun import multirun
 
-        return multirun(composer, options.overrides, typed)
+        return multirun(composer, options.overrides, hpctrain_command)
     from hpctrain.launch.launcher import launch
 
-    return launch(composer.compose_run(options.overrides), typed)
+    return launch(composer.compose_run(options.overrides), hpctrain_command)
 
 
 def _refuse_rank() -> NoReturn:
@@ -91,7 +90,7 @@ def _refuse_rank() -> NoReturn:
 
 
 def _parse(words: list[str], command: Sequence[str] | None) -> argparse.Namespace:
-    parser = command_parser("run", "Launch any program as the ranks of a run: here, as a job, or as an array.", _EPILOG)
+    parser = command_parser("run", __doc__)
     parser.usage = "python -m hpctrain run [-h] [-m] [--cfg] [--config-dir FOLDER] [KEY=VALUE ...] -- COMMAND ..."
     add_overrides(parser, "where and how to run it; `python -m hpctrain --help cluster` lists keys")
     parser.add_argument("-m", "--multirun", action="store_true", help="sweep: one run per value of args.NAME=A,B")
@@ -123,12 +122,9 @@ def parse_words(
 
 
 def _about_unknown(option: str) -> str:
-    known = {
-        "--code": "a new run copies the code as it is now; leave it out",
-        "-m": "a drill is of one run; type one command for each value",
-        "--multirun": "a drill is of one run; type one command for each value",
-    }
-    remedy = known.get(option.partition("=")[0], "options of the program belong after --")
+    remedies = dict.fromkeys(("-m", "--multirun"), "a drill is of one run; type one command for each value")
+    remedies["--code"] = "a new run copies the code as it is now; leave it out"
+    remedy = remedies.get(option.partition("=")[0], "options of the program belong after --")
     return f"{option} is not an option here: {remedy}"
 
 
@@ -139,6 +135,6 @@ def _about_stray(prog: str, words: Sequence[str], stray: str, command: Sequence[
     is_key = stray.partition(".")[0] in ProgramConfig.__dataclass_fields__ and Path(stray).suffix not in INTERPRETERS
     if is_key and not (command and command[0].startswith("-")):
         return f"{stray} has no value; write {stray}=VALUE"
-    whole = shlex.join([*words[place:], *(command or [])])
+    program = shlex.join([*words[place:], *(command or [])])
     before = "".join(f" {shlex.quote(word)}" for word in words[:place])
-    return f"-- belongs before {stray}; write {prog}{before} -- {whole}"
+    return f"-- belongs before {stray}; write {prog}{before} -- {program}"

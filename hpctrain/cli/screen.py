@@ -53,11 +53,11 @@ def show_repeatedly(show: Callable[[], None], every_s: float) -> int:
 
 def _redraw(show: Callable[[], None]) -> None:
     """Print on a cleared screen what fits on it, all at once, so that nothing flickers."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         show()
     height = shutil.get_terminal_size().lines
-    lines = [f"{local_time(time.time())}  (Ctrl-C ends)", *map(visible, printed.getvalue().splitlines())]
+    lines = [f"{local_time(time.time())}  (Ctrl-C ends)", *map(visible, output.getvalue().splitlines())]
     if len(lines) > height - 1:
         hidden = len(lines) - height + 2
         lines = [*lines[: height - 2], f"... {counted(hidden, 'more line')}"]

@@ -1,4 +1,24 @@
-"""`python -m hpctrain status [RUN ...]`: the state of runs."""
+"""Show the runs under a folder, newest first, or one run in detail.
+
+examples:
+  python -m hpctrain status                                     # the 20 newest runs under runs/
+  python -m hpctrain status runs/digits/2026-01-31_12-00-00     # one run: attempts, metrics, what to type next
+  python -m hpctrain status sweep --json                        # every run under runs/sweep
+  python -m hpctrain status --watch                             # again and again, until Ctrl-C
+
+States: prepared queued held starting running interrupted paused completed failed cancelled unknown unreadable. A
+prepared run has not been started. A held run is in SLURM's queue and doesn't start until `scontrol release`. An
+interrupted run was stopped, or ended without an exit record; a paused one reached trainer.pause_at_step; `resume`
+continues both. Without SLURM, or without its accounting, the states come from the run directories alone.
+
+--json prints one object for one run, and a list for several, one per line; times are epoch seconds; a metric that was
+NaN or infinite is null.
+
+--watch draws the table anew on a terminal, and appends it to a pipe or a file. SLURM is asked at most
+every 10 s, however small SECONDS is.
+
+Exit code 0, also after Ctrl-C; 2 if RUN is not a run.
+"""
 
 from __future__ import annotations
 
@@ -25,34 +45,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SHOWN = 20
-"""Runs in the table without --all."""
+"""Runs in the table without --all; the help above says it, too."""
 
-_EPILOG = f"""\
-examples:
-  python -m hpctrain status                                     # the {SHOWN} newest runs under runs/
-  python -m hpctrain status runs/digits/2026-01-31_12-00-00     # one run: attempts, metrics, what to type next
-  python -m hpctrain status sweep --json                        # every run under runs/sweep
-  python -m hpctrain status --watch                             # again and again, until Ctrl-C
-
-States: prepared queued held starting running interrupted paused completed failed cancelled unknown unreadable. A
-prepared run has not been started. A held run is in SLURM's queue and doesn't start until `scontrol release`. An
-interrupted run was stopped, or ended without an exit record; a paused one reached trainer.pause_at_step; `resume`
-continues both. Without SLURM, or without its accounting, the states come from the run directories alone.
-
---json prints one object for one run, and a list for several, one per line; times are epoch seconds; a metric that was
-NaN or infinite is null.
-
---watch draws the table anew on a terminal, and appends it to a pipe or a file. SLURM is asked at most
-every 10 s, however small SECONDS is.
-
-Exit code 0, also after Ctrl-C; 2 if RUN is not a run."""
 _HEAD = ("RUN", "VARIED", "STATE", "STEP", "LOSS", "EVAL LOSS", "BEST", "ATTEMPTS", "JOB", "LAST", "")
 
 
 def main(arguments: list[str]) -> int:
     """Show runs; ``arguments`` are those after `status`."""
-    description = "Show the runs under a folder, newest first, or one run in detail."
-    parser = command_parser("status", description, _EPILOG)
+    parser = command_parser("status", __doc__)
     add_runs(parser, nargs="*")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--all", action="store_true", help=f"show every run, not only the {SHOWN} newest")
@@ -86,10 +86,10 @@ def _is_number(text: str) -> bool:
 
 def _show(options: argparse.Namespace, ask: Ask) -> None:
     runs_dir = Path(options.runs_dir)
-    found = chosen_runs(options) if options.run else find_runs(runs_dir)
-    shown = found if options.all or options.run else found[:SHOWN]
-    single = len(options.run) == 1 and len(shown) == 1
-    statuses = read_statuses(shown, brief=not (single or options.json), ask=ask)
+    runs = chosen_runs(options) if options.run else find_runs(runs_dir)
+    visible_runs = runs if options.all or options.run else runs[:SHOWN]
+    single = len(options.run) == 1 and len(visible_runs) == 1
+    statuses = read_statuses(visible_runs, brief=not (single or options.json), ask=ask)
     if options.json:
         records = [_as_json(status) for status in statuses]
         # one run per line: an indented list of a thousand takes longer than all else
@@ -101,8 +101,8 @@ def _show(options: argparse.Namespace, ask: Ask) -> None:
         print(run_details(statuses[0], time.time()))
     elif statuses:
         print(_table(statuses, runs_dir, time.time()))
-        if len(shown) < len(found):
-            print(f"{counted(len(found) - len(shown), 'older run')}: --all shows them")
+        if len(visible_runs) < len(runs):
+            print(f"{counted(len(runs) - len(visible_runs), 'older run')}: --all shows them")
     else:
         print(f"no runs under {runs_dir}/; `python -m hpctrain` starts one")
 

@@ -1,4 +1,20 @@
-"""`python -m hpctrain sync RUN ...`: send runs to W&B or MLflow."""
+"""Send runs to Weights & Biases or MLflow.
+
+examples:
+  python -m hpctrain sync digits                      # to the services that the run enables
+  python -m hpctrain sync sweep --service wandb       # every run under runs/sweep, to W&B
+  python -m hpctrain sync digits --follow             # until the run ends
+  python -m hpctrain sync digits --service wandb --offline
+  python -m hpctrain sync digits --server http://login1:5000
+
+What lies before the newest checkpoint is sent, and everything of a completed run. Nothing is sent twice, whoever sent
+it, and however often. The API key comes from the environment or from ~/.netrc (`wandb login`). If other users can write
+the run's config.yaml, or it is theirs, the server of MLflow that it names gets nothing unless --server or
+MLFLOW_TRACKING_URI names it as well. Links in the run's folder aren't followed.
+
+Exit code 0; 1 if a service can't be reached or refuses, or if another process sends the run; 2 if RUN is not a run, or
+enables no service, or if you have to name its server.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +25,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
 from hpctrain.config.logger import SERVICES, MLflow
@@ -26,35 +43,17 @@ LEAVE_S = 15
 """Seconds in which the sender process of a training that was stopped finishes, before it is killed."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
-_EPILOG = """\
-examples:
-  python -m hpctrain sync digits                      # to the services that the run enables
-  python -m hpctrain sync sweep --service wandb       # every run under runs/sweep, to W&B
-  python -m hpctrain sync digits --follow             # until the run ends
-  python -m hpctrain sync digits --service wandb --offline
-  python -m hpctrain sync digits --server http://login1:5000
-
-What lies before the newest checkpoint is sent, and everything of a completed run. Nothing is sent twice, whoever sent
-it, and however often. The API key comes from the environment or from ~/.netrc (`wandb login`). If other users can write
-the run's config.yaml, or it is theirs, the server of MLflow that it names gets nothing unless --server or
-MLFLOW_TRACKING_URI names it as well. Links in the run's folder aren't followed.
-
-Exit code 0; 1 if a service can't be reached or refuses, or if another process sends the run; 2 if RUN is not a run, or
-enables no service, or if you have to name its server."""
-
 
 def main(arguments: list[str]) -> int:
     """Send runs; ``arguments`` are those after `sync`."""
-    parser = command_parser("sync", "Send runs to Weights & Biases or MLflow.", _EPILOG)
+    parser = command_parser("sync", __doc__)
     add_runs(parser, nargs="+")
     parser.add_argument("--service", choices=SERVICES, help="the service (default: those that the run enables)")
     parser.add_argument("--follow", "-f", action="store_true", help="keep sending until the run ends")
-    parser.add_argument(
-        "--all", action="store_true", help="also send what lies after the newest checkpoint of a run that has stopped"
-    )
-    parser.add_argument(
-        "--server", metavar="ADDRESS", help="the server of MLflow, in place of the one that the run names"
-    )
+    meaning = "also send what lies after the newest checkpoint of a run that has stopped"
+    parser.add_argument("--all", action="store_true", help=meaning)
+    meaning = "the server of MLflow, in place of the one that the run names"
+    parser.add_argument("--server", metavar="ADDRESS", help=meaning)
     parser.add_argument("--offline", action="store_true", help="write W&B's offline files into RUN/sync/wandb instead")
     # rank zero's: with it, standard input is a pipe to the training
     parser.add_argument("--sender-process", action="store_true", help=argparse.SUPPRESS)
@@ -66,14 +65,9 @@ def main(arguments: list[str]) -> int:
             parser.error("--server names a server of MLflow: use --service mlflow")
         MLflow(tracking_uri=options.server)
         options.service = "mlflow"
+    transfer = partial(Transfer, offline=options.offline, everything=options.all, server=options.server)
     transfers = [
-        Transfer(
-            directory=directory,
-            service=service,
-            offline=options.offline,
-            everything=options.all,
-            server=options.server,
-        )
+        transfer(directory=directory, service=service)
         for directory in chosen_runs(options)
         for service in _services(directory, options)
     ]
@@ -92,10 +86,10 @@ def _services(directory: RunDirectory, options: argparse.Namespace) -> Sequence[
         return [options.service]
     logger = read_plain_config(directory.config).get("logger")
     groups = logger if isinstance(logger, dict) else {}
-    found = [name for name in SERVICES if isinstance(group := groups.get(name), dict) and group.get("enabled")]
-    if not found:
+    enabled = [name for name in SERVICES if isinstance(group := groups.get(name), dict) and group.get("enabled")]
+    if not enabled:
         raise RunDirectoryError(f"{directory.path} enables no service; name one: --service {' or '.join(SERVICES)}")
-    return [name for name in found if name == "wandb"] if options.offline else found
+    return [name for name in enabled if name == "wandb"] if options.offline else enabled
 
 
 def _send(transfer: Transfer, options: argparse.Namespace) -> int:
@@ -123,7 +117,7 @@ def _send_apart(transfer: Transfer, options: argparse.Namespace) -> int:
     # a process for each: wandb's client has one run at a time, and one service must not hold up another
     command = [sys.executable, "-m", "hpctrain", "sync", str(transfer.directory.path), "--service", transfer.service]
     flags = {"--follow": options.follow, "--all": options.all, "--offline": options.offline}
-    command += [flag for flag, given in flags.items() if given]
+    command += [flag for flag, is_set in flags.items() if is_set]
     if transfer.server is not None:
         command += ["--server", transfer.server]
     return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode

@@ -1,4 +1,16 @@
-"""`python -m hpctrain top [FOLDER]`: many runs, live."""
+"""Watch the runs under a folder, live.
+
+examples:
+  python -m hpctrain top                 # all runs under runs/
+  python -m hpctrain top sweep           # those under runs/sweep
+
+Shows state, progress, time left, a metric with its course, job, node and reason of each run; sorts, filters, opens a
+run with its curve, log and attempts, cancels and resumes. ? shows the keys. It needs no mouse, and works over ssh.
+
+Needs textual: pip install 'hpctrain[top]'. `python -m hpctrain status --watch` needs nothing.
+
+Exit code 0; 2 without textual or a terminal, or if FOLDER doesn't exist.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +22,6 @@ from hpctrain.cli.arguments import add_runs_dir, command_parser
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.terminal import can_redraw, unguarded
 
-_EPILOG = """\
-examples:
-  python -m hpctrain top                 # all runs under runs/
-  python -m hpctrain top sweep           # those under runs/sweep
-
-Shows state, progress, time left, a metric with its course, job, node and reason of each run; sorts, filters, opens a
-run with its curve, log and attempts, cancels and resumes. ? shows the keys. It needs no mouse, and works over ssh.
-
-Needs textual: pip install 'hpctrain[top]'. `python -m hpctrain status --watch` needs nothing.
-
-Exit code 0; 2 without textual or a terminal, or if FOLDER doesn't exist."""
 INSTEAD = "`python -m hpctrain status --watch` needs neither textual nor a terminal"
 
 
@@ -30,10 +31,9 @@ def main(arguments: list[str]) -> int:
     Raises:
         RunDirectoryError: the folder doesn't exist.
     """
-    parser = command_parser("top", "Watch the runs under a folder, live.", _EPILOG)
-    parser.add_argument(
-        "folder", nargs="?", metavar="FOLDER", help="a folder with runs, such as a sweep's, or its name in --runs-dir"
-    )
+    parser = command_parser("top", __doc__)
+    meaning = "a folder with runs, such as a sweep's, or its name in --runs-dir"
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help=meaning)
     add_runs_dir(parser)
     options = parser.parse_args(arguments)
     runs_dir = Path(options.runs_dir)
@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
     return ExitCode.FINISHED
 
 
-def _folder(typed: str, runs_dir: Path) -> Path:
-    for path in (Path(typed), runs_dir / typed):
+def _folder(name: str, runs_dir: Path) -> Path:
+    for path in (Path(name), runs_dir / name):
         if path.is_dir():
             return path
-    raise RunDirectoryError(f"{typed}: no such folder, here or under {runs_dir}/")
+    raise RunDirectoryError(f"{name}: no such folder, here or under {runs_dir}/")

@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     # flags may stand anywhere: `cluster=slurm -m seed=1,2`
     options = parser.parse_intermixed_args(list(arguments))
     for flag, (problem, remedy) in REFUSED.items():
-        if (given := getattr(options, flag)) is not None:
-            raise ConfigError(f"--{flag.replace('_', '-')}", given, problem, remedy)
+        if (flag_value := getattr(options, flag)) is not None:
+            raise ConfigError(f"--{flag.replace('_', '-')}", flag_value, problem, remedy)
     if options.help or options.hydra_help or options.cfg or options.info or options.shell_completion:
         return _show(Composer(options.config_dir), options, parser)
     composer = Composer(options.config_dir)
@@ -91,7 +91,7 @@ def _command(arguments: Sequence[str]) -> list[str]:
 
 
 def _show(composer: Composer, options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    own, words = split_sweep(options.overrides) if options.cfg and options.multirun else ([], options.overrides)
+    sweep, words = split_sweep(options.overrides) if options.cfg and options.multirun else ([], options.overrides)
     hydra, overrides = composer.hydra, list(map(quoted, open_overrides(words)))
     with composer.explaining(words):
         if options.help:
@@ -112,8 +112,8 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
                 package=options.package,
                 resolve=options.resolve,
             )
-            if own:
-                search = SweepComposer(options.config_dir).compose_sweep(own)
+            if sweep:
+                search = SweepComposer(options.config_dir).compose_sweep(sweep)
                 print(f"# of the command, and of no run: sweep={kind_of(search)}")
                 print(OmegaConf.to_yaml({SWEEP_GROUP: OmegaConf.structured(search)}), end="")
         elif options.info:

@@ -98,7 +98,7 @@ class ClusterEnvironment(Place):
             step_id=job.step_id,
             source=source,
             cpus=slurm_step.task_cpus(read, place.local_world_size) if source is Source.SLURM else None,
-            variables=read.seen,
+            variables=read.values_read,
             unparsable=read.unparsable,
         )
 
@@ -133,7 +133,7 @@ def is_rank(variables: Mapping[str, str]) -> bool:
 
 def _source(variables: Variables) -> Source:
     # innermost first: torchrun may run inside mpirun, and mpirun inside a step of srun
-    if launchers.is_from_torchrun(variables):
+    if variables.text("TORCHELASTIC_RUN_ID") is not None:
         return Source.TORCHRUN
     launcher = launchers.launcher_of(variables)
     has_torchruns = launchers.has_torchrun_place(variables)
@@ -190,19 +190,19 @@ def _single(variables: Variables) -> Place:
     )
 
 
-def _ports(variables: Variables, source: Source, job: JobVariables, chosen: int | None) -> tuple[int, ...]:
+def _ports(variables: Variables, source: Source, job: JobVariables, user_port: int | None) -> tuple[int, ...]:
     """Return the user's choice, or else derived ports."""
-    given, is_needed = variables.port("MASTER_PORT"), source is Source.TORCHRUN
-    if is_needed and given is None:
+    exported_port, is_needed = variables.port("MASTER_PORT"), source is Source.TORCHRUN
+    if is_needed and exported_port is None:
         message = f"expected MASTER_PORT to be a port from 1 to 65535; correct it, or {START_RANKS}"
         raise variables.error(message, "MASTER_PORT")
-    if is_needed and chosen not in {None, given}:
+    if is_needed and user_port not in {None, exported_port}:
         raise variables.error(
-            f"expected cluster.master_port={chosen} to be MASTER_PORT, the port that torchrun already serves; "
+            f"expected cluster.master_port={user_port} to be MASTER_PORT, the port that torchrun already serves; "
             "give the port to torchrun, or unset cluster.master_port",
             "MASTER_PORT",
         )
-    preferred = given if chosen is None else chosen
+    preferred = exported_port if user_port is None else user_port
     if preferred is not None:
         return (preferred,)
     # the number of the task, not of its array: two tasks of one array may share a node

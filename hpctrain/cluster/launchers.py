@@ -55,21 +55,23 @@ class Launcher:
     address_option: str
     needs_all: bool = False
 
+    @classmethod
+    def with_prefix(cls, name: str, prefix: str, address_option: str) -> Launcher:
+        """Return a launcher whose variables have one prefix, and the usual names after it."""
+        rank, size = f"{prefix}_RANK", f"{prefix}_SIZE"
+        local_rank, local_size = f"{prefix}_LOCAL_RANK", f"{prefix}_LOCAL_SIZE"
+        return cls(
+            name=name, rank=rank, size=size, local_rank=local_rank, local_size=local_size, address_option=address_option
+        )
+
     @property
     def variables(self) -> tuple[str, ...]:
         """All variables that a place needs."""
-        given = (self.rank, self.size, self.local_rank, self.local_size, self.num_nodes)
-        return tuple(name for name in given if name is not None)
+        names = (self.rank, self.size, self.local_rank, self.local_size, self.num_nodes)
+        return tuple(name for name in names if name is not None)
 
 
-OPENMPI = Launcher(
-    name="openmpi",
-    rank="OMPI_COMM_WORLD_RANK",
-    size="OMPI_COMM_WORLD_SIZE",
-    local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
-    local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-    address_option="pass mpirun -x MASTER_ADDR=HOST",
-)
+OPENMPI = Launcher.with_prefix("openmpi", "OMPI_COMM_WORLD", "pass mpirun -x MASTER_ADDR=HOST")
 PALS = Launcher(
     name="pals",
     rank="PALS_RANKID",
@@ -90,25 +92,9 @@ LAUNCHERS = (
         address_option="pass flux run --env=MASTER_ADDR=HOST",
     ),
     PALS,
-    *(
-        Launcher(
-            name="mvapich",
-            rank=f"{prefix}_COMM_WORLD_RANK",
-            size=f"{prefix}_COMM_WORLD_SIZE",
-            local_rank=f"{prefix}_COMM_WORLD_LOCAL_RANK",
-            local_size=f"{prefix}_COMM_WORLD_LOCAL_SIZE",
-            address_option="pass mpirun_rsh MASTER_ADDR=HOST",
-        )
-        for prefix in ("MV2", "MVP")  # MVAPICH2, and MVAPICH from 3.0 on
-    ),
-    Launcher(
-        name="jsrun",
-        rank="JSM_NAMESPACE_RANK",
-        size="JSM_NAMESPACE_SIZE",
-        local_rank="JSM_NAMESPACE_LOCAL_RANK",
-        local_size="JSM_NAMESPACE_LOCAL_SIZE",
-        address_option="pass jsrun -E MASTER_ADDR=HOST",
-    ),
+    Launcher.with_prefix("mvapich", "MV2_COMM_WORLD", "pass mpirun_rsh MASTER_ADDR=HOST"),  # MVAPICH2
+    Launcher.with_prefix("mvapich", "MVP_COMM_WORLD", "pass mpirun_rsh MASTER_ADDR=HOST"),  # MVAPICH from 3.0 on
+    Launcher.with_prefix("jsrun", "JSM_NAMESPACE", "pass jsrun -E MASTER_ADDR=HOST"),
     # MPICH, Intel MPI and MVAPICH 4; the first two variables are also those of `srun --mpi=pmi2`
     Launcher(
         name="hydra",
@@ -127,11 +113,6 @@ A new one also needs a member of `environment.Source` with its name, its variabl
 `_OF_A_JOB` or `_OF_A_NODE` of `hpctrain.config.command`."""
 
 
-def is_from_torchrun(variables: Variables) -> bool:
-    """Whether torchrun itself started this process, perhaps inside a SLURM step or an MPI program."""
-    return variables.text("TORCHELASTIC_RUN_ID") is not None
-
-
 def has_torchrun_place(variables: Variables) -> bool:
     """Whether the variables of torch's `env://` protocol and the local rank are all set."""
     return all(variables.text(name) is not None for name in TORCHRUN_VARIABLES)
@@ -139,13 +120,13 @@ def has_torchrun_place(variables: Variables) -> bool:
 
 def refuse_partial(variables: Variables) -> None:
     """Raise if only some of a rank's variables are set."""
-    there = [name for name in TORCHRUN_PLACE if variables.text(name) is not None]
-    if there:
+    names = [name for name in TORCHRUN_PLACE if variables.text(name) is not None]
+    if names:
         missing = [name for name in TORCHRUN_VARIABLES if variables.text(name) is None]
         raise variables.error(
-            f"expected {', '.join(missing)} in addition to {', '.join(there)}; unset {' '.join(there)} "
+            f"expected {', '.join(missing)} in addition to {', '.join(names)}; unset {' '.join(names)} "
             "to run as a single process, or start the ranks with srun or torchrun",
-            *there,
+            *names,
         )
 
 
@@ -194,20 +175,16 @@ def torchrun_place(variables: Variables) -> Place:
 
 
 def _local_world_size(variables: Variables, world_size: int) -> int:
-    given = variables.number("LOCAL_WORLD_SIZE")
-    if given:
-        return given
+    exported_size = variables.number("LOCAL_WORLD_SIZE")
+    if exported_size:
+        return exported_size
     # without LOCAL_WORLD_SIZE, the launcher is trusted only on a single node
     if variables.number("RANK") == variables.number("LOCAL_RANK") and is_loopback(
         variables.needed_text("MASTER_ADDR", "RANK")
     ):
         return world_size
-    raise variables.error(
-        "expected LOCAL_WORLD_SIZE to be the number of ranks on this node, in addition to WORLD_SIZE; set it",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-    )
+    problem = "expected LOCAL_WORLD_SIZE to be the number of ranks on this node, in addition to WORLD_SIZE; set it"
+    raise variables.error(problem, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 
 
 def launcher_of(variables: Variables) -> Launcher | None:
@@ -303,24 +280,24 @@ def _refuse_inner_step(variables: Variables, launcher: Launcher) -> None:
 def _nodes(variables: Variables, num_nodes: int) -> tuple[str, ...]:
     """The names of the nodes from SLURM's or LSF's variables; empty if they don't name as many."""
     names = job_nodes(variables)
-    listed = variables.text("LSB_MCPU_HOSTS")
-    if not names and listed is not None:
+    lsf_hosts = variables.text("LSB_MCPU_HOSTS")
+    if not names and lsf_hosts is not None:
         # HOST SLOTS HOST SLOTS ...; jsrun's ranks don't run on the first, which runs the batch script
-        hosts = tuple(listed.split()[::2])
+        hosts = tuple(lsf_hosts.split()[::2])
         names = hosts[1:] if len(hosts) == num_nodes + 1 else hosts
     return names if len(names) == num_nodes else ()
 
 
 def _master_addr(variables: Variables, launcher: Launcher, num_nodes: int, nodes: tuple[str, ...]) -> str:
-    given = variables.text("MASTER_ADDR")
-    if given is not None:
-        if num_nodes > 1 and is_loopback(given):
+    address = variables.text("MASTER_ADDR")
+    if address is not None:
+        if num_nodes > 1 and is_loopback(address):
             raise variables.error(
                 "expected MASTER_ADDR to reach rank zero from every node, got a loopback address; "
                 f"{launcher.address_option}, where HOST is the first host in its list",
                 *("MASTER_ADDR", launcher.size),
             )
-        return given
+        return address
     if num_nodes == 1:
         return "127.0.0.1"
     if nodes:

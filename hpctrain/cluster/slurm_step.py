@@ -171,20 +171,16 @@ def place(variables: Variables) -> Place:
     text = variables.needed_text("SLURM_STEP_TASKS_PER_NODE", _BECAUSE)
     counts = tasks_per_node(text, variable="SLURM_STEP_TASKS_PER_NODE")
     if sum(counts) != world_size:
-        raise variables.error(
-            f"expected SLURM_STEP_NUM_TASKS to be the sum of SLURM_STEP_TASKS_PER_NODE; {_UNSET}",
-            *("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
-        )
+        problem = f"expected SLURM_STEP_NUM_TASKS to be the sum of SLURM_STEP_TASKS_PER_NODE; {_UNSET}"
+        raise variables.error(problem, "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE")
     if node_rank >= len(counts) or local_rank >= counts[node_rank]:
-        raise variables.error(
-            f"expected SLURM_NODEID and SLURM_LOCALID to be a place in SLURM_STEP_TASKS_PER_NODE; {_UNSET}",
-            *("SLURM_NODEID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-        )
+        problem = f"expected SLURM_NODEID and SLURM_LOCALID to be a place in SLURM_STEP_TASKS_PER_NODE; {_UNSET}"
+        raise variables.error(problem, "SLURM_NODEID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
     names = _names(variables, len(counts))
     _refuse_loopback(variables, len(counts))
     # local ranks follow the order of ranks: if both numbers are equal, ranks 0 to `rank` are all on this node
-    own = names[node_rank] if names and rank == local_rank else None
-    addresses = _addresses(variables, names[:1] if _follows_node_list(variables) else names, own)
+    rank_zero_node = names[node_rank] if names and rank == local_rank else None
+    addresses = _addresses(variables, names[:1] if _follows_node_list(variables) else names, rank_zero_node)
     return Place(
         rank=rank,
         local_rank=local_rank,
@@ -204,11 +200,8 @@ def _names(variables: Variables, num_nodes: int) -> tuple[str, ...]:
         text = variables.needed_text("SLURM_STEP_NODELIST", _BECAUSE)
         names = tuple(expand_nodelist(text, variable="SLURM_STEP_NODELIST"))
         if len(names) != num_nodes:
-            raise variables.error(
-                "expected SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE to list the same number of nodes; "
-                f"{_UNSET}",
-                *("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"),
-            )
+            problem = "expected SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE to list the same number of nodes"
+            raise variables.error(f"{problem}; {_UNSET}", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
     except ClusterEnvironmentError:
         if num_nodes > 1 and variables.text("MASTER_ADDR") is None:
             raise
@@ -228,17 +221,17 @@ def _refuse_loopback(variables: Variables, num_nodes: int) -> None:
         )
 
 
-def _addresses(variables: Variables, names: tuple[str, ...], own: str | None) -> tuple[str, ...]:
+def _addresses(variables: Variables, names: tuple[str, ...], rank_zero_node: str | None) -> tuple[str, ...]:
     """The nodes on which rank zero may be, the likeliest first.
 
     Args:
         variables: of this process.
         names: of the nodes that come into question.
-        own: this process's node, if rank zero is there; None if that isn't known.
+        rank_zero_node: this process's node, if rank zero is there; None if that isn't known.
     """
     if (master_addr := variables.text("MASTER_ADDR")) is not None:
         return (master_addr,)
-    return (own,) if own is not None else names or ("127.0.0.1",)
+    return (rank_zero_node,) if rank_zero_node is not None else names or ("127.0.0.1",)
 
 
 def _follows_node_list(variables: Variables) -> bool:
@@ -247,8 +240,10 @@ def _follows_node_list(variables: Variables) -> bool:
     if distribution.startswith(("arbitrary", "cyclic", "plane")):
         return not distribution.startswith("arbitrary")
     # Block distribution put it there, too, before SLURM 26.05. Since then its tasks follow the switches
-    # (_task_layout_topo in slurm_step_layout.c), and no variable names the node. SLURM_TOPOLOGY_ADDR_PATTERN shows only
-    # the switches of the cluster's default topology, so versions that are about as new, with a SLUID, are in doubt too.
+    # (_task_layout_topo in slurm_step_layout.c): with n3 and n4 on the first switch, ranks 0 to 7 of `-N4` on n[1-4]
+    # were on n3 n3 n4 n4 n1 n1 n2 n2. No variable names the node, and `sattach --layout` is missing in containers.
+    # SLURM_TOPOLOGY_ADDR_PATTERN shows only the switches of the cluster's default topology, so versions that are about
+    # as new, with a SLUID, are in doubt too.
     has_switches = "." in (variables.text("SLURM_TOPOLOGY_ADDR_PATTERN") or "")
     return not has_switches and variables.text("SLURM_JOB_SLUID") is None
 
@@ -287,13 +282,11 @@ def tasks_per_node(text: str, *, variable: str = "tasks_per_node") -> list[int]:
     """
     counts: list[int] = []
     for part in text.split(","):
-        found = _COUNT.fullmatch(part)
-        if found is None or int(found[2] or 1) > _MOST_NODES:
-            raise ClusterEnvironmentError(
-                f"expected {variable} to read like 2(x3),1; start the ranks with srun, or unset {variable}",
-                {variable: text},
-            )
-        counts += [int(found[1])] * int(found[2] or 1)
+        match = _COUNT.fullmatch(part)
+        if match is None or int(match[2] or 1) > _MOST_NODES:
+            problem = f"expected {variable} to read like 2(x3),1; start the ranks with srun, or unset {variable}"
+            raise ClusterEnvironmentError(problem, {variable: text})
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
@@ -311,10 +304,10 @@ def _numbers(inside: str, nodelist: str, variable: str) -> list[str]:
     """Expand the numbers of one bracket, such as `000-002,7`."""
     numbers: list[str] = []
     for part in inside.split(","):
-        found = _RANGE.fullmatch(part)
-        if found is None:
+        match = _RANGE.fullmatch(part)
+        if match is None:
             raise _unreadable(nodelist, f"{part!r} is not a range of numbers", variable)
-        first, last = found[1], found[2] or found[1]
+        first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
             raise _unreadable(nodelist, f"the range {part} runs backwards", variable)
         if int(last) - int(first) >= _MOST_NODES:
@@ -323,9 +316,9 @@ def _numbers(inside: str, nodelist: str, variable: str) -> list[str]:
     return numbers
 
 
-def _unreadable(nodelist: str, found: str, variable: str) -> ClusterEnvironmentError:
+def _unreadable(nodelist: str, problem: str, variable: str) -> ClusterEnvironmentError:
     return ClusterEnvironmentError(
-        f"expected {variable} to be a node list such as rack[01-02]n[1-2], but {found}; "
+        f"expected {variable} to be a node list such as rack[01-02]n[1-2], but {problem}; "
         f"start the ranks with srun, or unset {variable}",
         {variable: nodelist},
     )

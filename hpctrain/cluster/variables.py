@@ -2,59 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpctrain.errors import ClusterEnvironmentError
 
-_PREFIXES = (
-    "SLURM",  # SLURMD_NODENAME and SLURMD_ARGS belong to the node, and the rest to the job
-    "SBATCH_",
-    "SRUN_",
-    "SALLOC_",
-    "PMI",
-    "PRTE_",
-    "OMPI_",
-    "ORTE_",
-    "MV2_COMM_WORLD_",
-    "MVP_COMM_WORLD_",
-    "MPISPAWN_",
-    "JSM_",
-    "PALS_",
-    "TORCHELASTIC_",
-    "SUBMITIT_",
+_OF_A_JOB = re.compile(
+    r"(SLURM|SBATCH_|SRUN_|SALLOC_|PMI|PRTE_|OMPI_|ORTE_|MV2_COMM_WORLD_|MVP_COMM_WORLD_|MPISPAWN_|JSM_|PALS_).*"
+    r"|(TORCHELASTIC|SUBMITIT)_.*|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|NODE_RANK|MASTER_(ADDR|PORT)"
+    r"|MPI_LOCAL(RANKID|NRANKS)|FLUX_(TASK_RANK|TASK_LOCAL_ID|JOB_SIZE|JOB_NNODES)|ALPS_APP_PE|MPT_LRANK|MP_CHILD",
+    re.DOTALL,
 )
-_NAMES = frozenset(
-    {
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "ROLE_NAME",
-        "NODE_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "MPI_LOCALRANKID",
-        "MPI_LOCALNRANKS",
-        "FLUX_TASK_RANK",
-        "FLUX_TASK_LOCAL_ID",
-        "FLUX_JOB_SIZE",
-        "FLUX_JOB_NNODES",
-        "ALPS_APP_PE",
-        "MPT_LRANK",
-        "MP_CHILD",
-    }
-)
-_KEPT = frozenset(
-    {
-        "SLURM_CONF",  # without it, the commands may not find the controller
-        "SLURM_JWT",  # without it, a site that uses tokens rejects the commands
-    }
-)
+"""Variables of a job and its ranks. Those that begin with SLURMD are the node's."""
+_PASSED_ON = ("SLURM_CONF", "SLURM_JWT")
+"""Without the first, SLURM's commands may not find the controller; a site that uses tokens rejects them without the
+second."""
 START_RANKS = "start the ranks with a launcher that sets it, such as srun or torchrun"
 
 
@@ -93,13 +56,13 @@ class Variables:
         mapping: such as `os.environ`.
 
     Attributes:
-        seen: the variables that were read and set, with their values.
+        values_read: the variables that were read and set, with their values.
         unparsable: those among them that were ignored, because their values can't be parsed and aren't needed.
     """
 
     def __init__(self, mapping: Mapping[str, str]) -> None:
         self._mapping = mapping
-        self.seen: dict[str, str] = {}
+        self.values_read: dict[str, str] = {}
         self.unparsable: dict[str, str] = {}
 
     def text(self, name: str) -> str | None:
@@ -108,7 +71,7 @@ class Variables:
         value = self._mapping.get(name, "").strip()
         if not value:
             return None
-        self.seen[name] = value
+        self.values_read[name] = value
         return value
 
     def number(self, name: str) -> int | None:
@@ -153,7 +116,7 @@ class Variables:
         """
         value = self.text(name)
         if value is None:
-            raise self._missing(name, because)
+            raise self.error(f"expected {name} in addition to {because}; set {name}, or unset {because}", because)
         return value
 
     def needed_number(self, name: str, because: str) -> int:
@@ -172,35 +135,25 @@ class Variables:
         """Raise unless the number in `small` is below the number in `large` (a rank below its world size)."""
         first, second = self.number(small), self.number(large)
         if first is not None and second is not None and first >= second:
-            raise self.error(
-                f"expected {small} to be below {large}; unset the one that an outer shell or script exported",
-                small,
-                large,
-            )
+            problem = f"expected {small} to be below {large}; unset the one that an outer shell or script exported"
+            raise self.error(problem, small, large)
 
     def require_equal(self, first: str, second: str) -> None:
         """Raise if both are set to different numbers, since two launchers then disagree."""
-        one, other = self.number(first), self.number(second)
-        if one is not None and other is not None and one != other:
-            raise self.error(
-                f"expected {first} and {second} to be equal; unset {first} if an outer shell or script exported it, "
-                "or start the ranks with one launcher only",
-                first,
-                second,
-            )
+        first_number, second_number = self.number(first), self.number(second)
+        if first_number is not None and second_number is not None and first_number != second_number:
+            remedy = f"unset {first} if an outer shell or script exported it, or start the ranks with one launcher only"
+            raise self.error(f"expected {first} and {second} to be equal; {remedy}", first, second)
 
     def error(self, message: str, *names: str) -> ClusterEnvironmentError:
         """Make an error about the variables in `names`, with their values."""
         return ClusterEnvironmentError(message, {name: self._mapping[name] for name in names if name in self._mapping})
 
-    def _missing(self, name: str, because: str) -> ClusterEnvironmentError:
-        return self.error(f"expected {name} in addition to {because}; set {name}, or unset {because}", because)
-
 
 def ignored_message(values: Mapping[str, str]) -> str:
     """A line for the log about variables that were ignored, with their values; empty without any."""
-    shown = ", ".join(f"{name}={value}" for name, value in values.items())
-    return f"ignoring {shown}: hpctrain can't parse this, and doesn't need it" if shown else ""
+    assignments = ", ".join(f"{name}={value}" for name, value in values.items())
+    return f"ignoring {assignments}: hpctrain can't parse this, and doesn't need it" if assignments else ""
 
 
 def is_loopback(address: str) -> bool:
@@ -208,14 +161,10 @@ def is_loopback(address: str) -> bool:
     return address in {"localhost", "::1"} or address.startswith("127.")
 
 
-def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
+def without_job_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """`variables` without those that SLURM, submitit, torchrun and MPI launchers set for the processes of a job.
 
     A user's own defaults, such as `SBATCH_ACCOUNT`, are removed as well: `config.cluster` has read them already.
     """
     # sbatch and srun take many of these as options, so they would reach the new job
-    return {
-        name: value
-        for name, value in variables.items()
-        if name in _KEPT or not (name in _NAMES or name.startswith(_PREFIXES))
-    }
+    return {name: value for name, value in variables.items() if name in _PASSED_ON or not _OF_A_JOB.fullmatch(name)}

@@ -13,11 +13,11 @@ from typing import Any
 from hpctrain.config.cluster import Slurm, check_container, check_mounted
 from hpctrain.config.logger import SERVICES
 from hpctrain.config.optimizer import (
-    Handling,
+    ParameterOptions,
     entries_of,
-    handling_of,
     losses_of,
     named_optimizers,
+    parameter_options,
     refuse_unfreezing,
 )
 from hpctrain.config.paths import check_run_directory, check_weights, is_folder
@@ -49,7 +49,7 @@ NEEDS_GPU = (
     ("parallel.cpu_offload", True, "keeps in host memory what would be on a GPU", ", or leave it out"),
 )
 """Key, value, why it needs a GPU, and what to use instead."""
-READ_A_FOLDER = ("hpctrain.tasks.image_folder.ImageFolder", "hpctrain.tasks.tokens.Tokens")
+FOLDER_TASKS = ("hpctrain.tasks.image_folder.ImageFolder", "hpctrain.tasks.tokens.Tokens")
 """Tasks that need the folder task.data."""
 WHOLE_CALLS = "works on calls of the whole model, but with several losses a task calls parts of it"
 """Why some keys are refused with several turns."""
@@ -90,27 +90,25 @@ def _check_training(
         raise ConfigError("trainer.max_steps", None, "the run would never end", "set it, or trainer.max_epochs")
     if config.init_from is not None:
         check_weights(config.init_from)
-    if config.checkpoint.writers > 1 and config.parallel.kind != "mesh":
+    if (writers := config.checkpoint.writers) > 1 and config.parallel.kind != "mesh":
         problem = "has no effect: only the ranks of parallel=mesh write side by side"
-        raise ConfigError(
-            "checkpoint.writers", config.checkpoint.writers, problem, "leave it out, or use parallel=mesh"
-        )
+        raise ConfigError("checkpoint.writers", writers, problem, "leave it out, or use parallel=mesh")
     _check_services(config, environ)
     for group in ("task", "model", "optimizer", "schedule", "callbacks"):
         check_targets(group, getattr(config, group))
     _check_turns(config)
     check_task(config)
     target = str(config.task["_target_"])
-    if (needed := EXTRAS.get(target.rpartition(".")[0])) is not None:
-        _require_package("task._target_", target, *needed)
+    if (extra := EXTRAS.get(target.rpartition(".")[0])) is not None:
+        _require_package("task._target_", target, *extra)
     if (folder := _missing_folder(config.task)) is not None and not slurm:
         raise ConfigError("task.data", folder, "is not a folder", "set it to the folder with the data")
     _check_parallel(config, world_size)
     resources = resources_of(config, environ)
     num_ranks = world_size or resources.world_size
     if slurm or num_ranks > 1:
-        others = "a job" if slurm else "other ranks"
-        refuse_own_targets(config, f"is defined in this program, which {others} can't import")
+        importers = "a job" if slurm else "other ranks"
+        refuse_own_targets(config, f"is defined in this program, which {importers} can't import")
     require_own_targets(config)
     check_division(config, num_ranks, local_world_size or ranks_per_node(config, num_ranks, environ))
     check_node_counts(config, resources)
@@ -126,7 +124,7 @@ def _missing_folder(node: Mapping[str, Any]) -> Path | None:
     Raises:
         ConfigError: it can't be read here.
     """
-    if node["_target_"] not in READ_A_FOLDER:
+    if node["_target_"] not in FOLDER_TASKS:
         return None
     folder = Path(str(node["data"]))
     return None if is_folder("task.data", folder) else folder
@@ -188,47 +186,47 @@ def refuse_without_gpu(config: Config, remedy: str) -> None:
 
 def warnings_of(config: RunConfig) -> list[str]:
     """Return a line on each setting that works, but is probably a mistake."""
-    found = program_warnings(config) if isinstance(config, ProgramConfig) else []
+    lines = program_warnings(config) if isinstance(config, ProgramConfig) else []
     if isinstance(config, Config):
-        found = _warnings_of_training(config)
+        lines = _warnings_of_training(config)
     cluster = config.cluster
     if isinstance(cluster, Slurm) and cluster.gpus_per_node is None and "gpu" in (cluster.partition or "").lower():
-        asked = f"cluster.partition={cluster.partition} looks like a GPU partition, but the run requests no GPU"
-        found.append(f"{asked}; set cluster.gpus_per_node=N, or 0 if this is intended")
-    return found
+        problem = f"cluster.partition={cluster.partition} looks like a GPU partition, but the run requests no GPU"
+        lines.append(f"{problem}; set cluster.gpus_per_node=N, or 0 if this is intended")
+    return lines
 
 
 def _warnings_of_training(config: Config) -> list[str]:
-    found = []
+    lines = []
     if isinstance(config.cluster, Slurm) and (folder := _missing_folder(config.task)) is not None:
-        found.append(f"task.data={folder} is not a folder on this machine: it must exist on the nodes")
+        lines.append(f"task.data={folder} is not a folder on this machine: it must exist on the nodes")
     max_steps, warmup_steps = config.trainer.max_steps, getattr(config.schedule, "warmup_steps", 0)
     if max_steps is not None and warmup_steps >= max_steps:
-        found.append(f"schedule.warmup_steps={warmup_steps} does not end before trainer.max_steps={max_steps}")
+        lines.append(f"schedule.warmup_steps={warmup_steps} does not end before trainer.max_steps={max_steps}")
     pause_at = config.trainer.pause_at_step
     if max_steps is not None and pause_at is not None and pause_at >= max_steps:
-        found.append(f"trainer.pause_at_step={pause_at} does not come before trainer.max_steps={max_steps}: no pause")
-    return found + _without_effect(config) + uncalled_methods(config)
+        lines.append(f"trainer.pause_at_step={pause_at} does not come before trainer.max_steps={max_steps}: no pause")
+    return lines + _without_effect(config) + uncalled_methods(config)
 
 
 def _without_effect(config: Config) -> list[str]:
     """Return a line on each key of the optimizers that changes nothing in this run."""
-    found, bounds = [], {"step": config.trainer.max_steps, "epoch": config.trainer.max_epochs}
-    for each in named_optimizers(config.optimizer):
-        max_steps, pace = config.trainer.max_steps, each.every_steps
+    lines, bounds = [], {"step": config.trainer.max_steps, "epoch": config.trainer.max_epochs}
+    for optimizer in named_optimizers(config.optimizer):
+        max_steps, key, pace = config.trainer.max_steps, optimizer.key, optimizer.every_steps
         if max_steps is not None and pace > max_steps:
-            found.append(f"{each.key}.every_steps={pace} is more than trainer.max_steps={max_steps}: it never steps")
-        handling = handling_of(each.node)
-        module = handling.layer_decay_module
-        if handling.layer_decay is None and module != Handling().layer_decay_module:
-            found.append(f"{each.key}.layer_decay_module={module} has no effect without {each.key}.layer_decay")
-        for entry in entries_of(each.key, each.node):
+            lines.append(f"{key}.every_steps={pace} is more than trainer.max_steps={max_steps}: it never steps")
+        options = parameter_options(optimizer.node)
+        module = options.layer_decay_module
+        if options.layer_decay is None and module != ParameterOptions().layer_decay_module:
+            lines.append(f"{key}.layer_decay_module={module} has no effect without {key}.layer_decay")
+        for entry in entries_of(key, optimizer.node):
             for unit, bound in bounds.items():
                 begin = getattr(entry, f"unfreeze_at_{unit}")
                 if begin is not None and bound is not None and begin >= bound:
-                    key = f"{entry.key}.unfreeze_at_{unit}={begin:g}"
-                    found.append(f"{key} does not come before trainer.max_{unit}s={bound}: it is never trained")
-    return found
+                    setting = f"{entry.key}.unfreeze_at_{unit}={begin:g}"
+                    lines.append(f"{setting} does not come before trainer.max_{unit}s={bound}: it is never trained")
+    return lines
 
 
 def _check_shapes(config: Config) -> None:
@@ -237,10 +235,10 @@ def _check_shapes(config: Config) -> None:
         if model["width"] % model["num_heads"]:
             problem = f"is not a multiple of model.num_heads={model['num_heads']}"
             raise ConfigError("model.width", model["width"], problem, "change one of them")
-        needed = task.get("context_length")
-        if isinstance(needed, int) and needed > model["context_length"]:
+        length = task.get("context_length")
+        if isinstance(length, int) and length > model["context_length"]:
             problem = f"is longer than model.context_length={model['context_length']}"
-            raise ConfigError("task.context_length", needed, problem, "raise that too")
+            raise ConfigError("task.context_length", length, problem, "raise that too")
 
 
 def _check_run(config: RunConfig, world_size: int | None) -> None:
@@ -263,8 +261,8 @@ def _check_text(key: str, value: object) -> None:
     """Refuse texts that can't be stored in config.yaml, or passed to another program."""
     for text in value if isinstance(value, list) else [value]:
         # a lone surrogate is how Python represents a byte of the command line that isn't UTF-8
-        if isinstance(text, str) and (found := re.search(r"[\x00\ud800-\udfff]", text)) is not None:
-            kind = "a NUL character" if found[0] == "\0" else "a byte that is not UTF-8"
+        if isinstance(text, str) and (match := re.search(r"[\x00\ud800-\udfff]", text)) is not None:
+            kind = "a NUL character" if match[0] == "\0" else "a byte that is not UTF-8"
             raise ConfigError(key, ascii(text), f"contains {kind}", "correct it")
 
 

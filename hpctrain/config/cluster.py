@@ -21,7 +21,6 @@ IMAGE_FILES = (".sif", ".sqsh", ".sqfs", ".squashfs", ".img", ".tar")
 """How the names of files end that contain an image."""
 SEPARATORS = ",:"
 """Characters that the engines' options take for the end of a path."""
-WITHOUT_IMAGE = "has no effect without an image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +79,8 @@ class Container(require.Checked):
     Owner: hpctrain.launch.
     """
 
+    # not sbatch's --container: the supervisor runs SLURM's commands, and images have neither them nor munge's socket
+
     prefix = "cluster.container."
 
     image: Annotated[str | None, require.not_empty, require.single_line, NOT_EXPANDED, NO_OPTION] = None
@@ -99,8 +100,12 @@ class Container(require.Checked):
         # not super(): slots=True makes a second class, and super() looks for the first (CPython issue 90562)
         require.Checked.__post_init__(self)
         if self.image is None:
-            self._refuse_without_image()
+            for name in ("engine", "mounts", "env"):
+                if value := getattr(self, name):
+                    remedy = "set cluster.container.image, or leave it out"
+                    raise ConfigError(f"cluster.container.{name}", value, "has no effect without an image", remedy)
             return
+        # a path doesn't tell which engine is meant: several read SIF files, squashfs files and folders
         if self.engine is None:
             choices = f"set cluster.container.engine to one of {', '.join(ENGINE_NAMES)}"
             raise ConfigError("cluster.container.image", self.image, "needs an engine that starts it", choices)
@@ -109,12 +114,6 @@ class Container(require.Checked):
             if Mount.read(text).is_read_only:
                 problem = "is read-only, which Charliecloud can't do"
                 raise ConfigError("cluster.container.mounts", text, problem, "leave :ro out")
-
-    def _refuse_without_image(self) -> None:
-        for name in ("engine", "mounts", "env"):
-            if value := getattr(self, name):
-                remedy = "set cluster.container.image, or leave it out"
-                raise ConfigError(f"cluster.container.{name}", value, WITHOUT_IMAGE, remedy)
 
     def _refuse_relative_path(self, image: str) -> None:
         if image.startswith("/"):
@@ -163,35 +162,27 @@ def check_mounted(container: Container, what: str, path: str) -> None:
     Raises:
         ConfigError: it contains a separator.
     """
-    if container.image is not None and (found := next((one for one in SEPARATORS if one in path), None)):
-        problem = f"contains {found!r}, at which the engines of containers end a path"
+    separators = [character for character in SEPARATORS if character in path]
+    if container.image is not None and separators:
+        problem = f"contains {separators[0]!r}, at which the engines of containers end a path"
         raise ConfigError(what, path, problem, "use another folder")
 
 
 GPUS = "set cluster.gpus_per_node=N, and cluster.constraint for a type of GPU"
 OWNED_SBATCH_KEYS = {
+    **{name: f"set cluster.{name}" for name in ("partition", "account", "qos", "constraint", "exclude", "reservation")},
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"), GPUS),
+    **dict.fromkeys(("output", "error"), "logs go into the run directory"),
     "array": "a sweep sets it: -m with comma-separated values",
     "job-name": "set name",
     "nodes": "set nodes, and cluster.min_nodes for a range",
     "ntasks": "set nodes and cluster.processes_per_node",
     "ntasks-per-node": "set cluster.processes_per_node",
     "no-kill": "set cluster.spare_nodes or cluster.min_nodes",
-    "output": "logs go into the run directory",
-    "error": "logs go into the run directory",
     "open-mode": "hpctrain appends to logs, so that a requeue keeps them",
     "cpus-per-task": "set cluster.cpus_per_process",
-    "gpus": GPUS,
-    "gpus-per-node": GPUS,
-    "gpus-per-socket": GPUS,
-    "gpus-per-task": GPUS,
     "mem": "set cluster.memory_gb",
     "time": "set cluster.time_limit_min",
-    "partition": "set cluster.partition",
-    "account": "set cluster.account",
-    "qos": "set cluster.qos",
-    "constraint": "set cluster.constraint",
-    "exclude": "set cluster.exclude",
-    "reservation": "set cluster.reservation",
     "signal": "set cluster.signal and cluster.signal_delay_s",
     "wrap": "hpctrain writes the batch script",
     "parsable": "hpctrain reads the output of sbatch",

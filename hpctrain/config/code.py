@@ -10,7 +10,7 @@ from hpctrain.config import require
 
 @dataclass(kw_only=True, slots=True)
 class Code(require.Checked):
-    """What is copied into the run when it is launched, and runs there, whatever is edited meanwhile.
+    """Copy of the code, made when the run is launched, and used by it whatever is edited meanwhile.
 
     docs/how_to/code.md has the details.
     """

@@ -33,8 +33,8 @@ SHEBANG_BYTES = 200
 
 def interpreter_of(script: str) -> str:
     """The program that runs a script: by its suffix, otherwise by its first line, otherwise bash."""
-    if (known := INTERPRETERS.get(Path(script).suffix)) is not None:
-        return known
+    if (interpreter := INTERPRETERS.get(Path(script).suffix)) is not None:
+        return interpreter
     try:
         with Path(script).open("rb") as file:
             line = file.readline(SHEBANG_BYTES)
@@ -50,7 +50,7 @@ def near_script(word: str) -> str | None:
     """The script whose name was probably meant; None if no name in that folder is similar."""
     path = Path(word)
     try:
-        names = [other.name for other in path.parent.iterdir() if other.suffix == path.suffix]
+        names = [file.name for file in path.parent.iterdir() if file.suffix == path.suffix]
     except OSError:
         return None
     near = difflib.get_close_matches(path.name, names, n=1)
@@ -103,22 +103,17 @@ def _first_script(program: str, words: Sequence[str]) -> tuple[str | None, bool]
 
 
 _OF_A_NODE = {
-    "torchrun": (),
-    "accelerate": ("launch",),
-    "accelerate-launch": (),
-    "deepspeed": (),
-    "composer": (),
-    "colossalai": ("run",),
-    "fabric": ("run",),
-    "lightning": ("run",),
+    **dict.fromkeys(("torchrun", "accelerate-launch", "deepspeed", "composer"), ""),
+    **dict.fromkeys(("colossalai", "fabric", "lightning"), "run"),
+    "accelerate": "launch",
 }
 _OF_A_JOB = {
-    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "horovodrun"), ()),
-    **dict.fromkeys(("srun", "jsrun", "aprun"), ()),
-    "torchx": ("run",),
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "horovodrun"), ""),
+    **dict.fromkeys(("srun", "jsrun", "aprun"), ""),
+    "torchx": "run",
 }
-_PROGRAMS: Mapping[str, tuple[str, ...]] = {**_OF_A_NODE, **_OF_A_JOB}
-"""Launchers and the subcommands with which they start ranks; without any, they always do."""
+_PROGRAMS = {**_OF_A_NODE, **_OF_A_JOB}
+"""Launchers and the subcommand with which they start ranks; without one, they always do."""
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torch.distributed.launch",
@@ -218,23 +213,22 @@ class RankLauncher:
             if name in _PROGRAMS:
                 return _launcher(name, words)
             if name == "python":
-                return _of_python(words)
+                return _in_python(words)
             if name in _SHELLS:
-                return _of_shell(words, depth)
+                return _in_shell(words, depth)
             if name == "eval":
                 return _in_text(" ".join(words), (), depth)
             if name not in _PREFIXES:
-                return _of_script(word, words, depth) if "/" in word else None
+                return _in_script(word, words, depth) if "/" in word else None
             words = _without_options(words, *_PREFIXES[name])
         return None
 
 
 def _launcher(name: str, words: Sequence[str]) -> RankLauncher | None:
-    subcommands = _PROGRAMS.get(name, ())
-    if subcommands:
-        if not words or words[0] not in subcommands:
+    if subcommand := _PROGRAMS.get(name, ""):
+        if not words or words[0] != subcommand:
             return None
-        name, words = f"{name} {words[0]}", words[1:]
+        name, words = f"{name} {subcommand}", words[1:]
     if words and words[0] in ("-h", "--help", "--version"):
         return None
     return RankLauncher(name=name, words=tuple(words))
@@ -256,7 +250,7 @@ def _without_options(words: Sequence[str], num_words: int, with_value: str) -> l
     return command
 
 
-def _of_python(words: Sequence[str]) -> RankLauncher | None:
+def _in_python(words: Sequence[str]) -> RankLauncher | None:
     arguments = list(words)
     while arguments:
         word = arguments.pop(0)
@@ -276,7 +270,7 @@ def _of_python(words: Sequence[str]) -> RankLauncher | None:
     return None
 
 
-def _of_shell(words: Sequence[str], depth: int) -> RankLauncher | None:
+def _in_shell(words: Sequence[str], depth: int) -> RankLauncher | None:
     arguments, is_text = list(words), False
     while arguments and arguments[0][:1] in ("-", "+"):
         option = arguments.pop(0)
@@ -285,14 +279,12 @@ def _of_shell(words: Sequence[str], depth: int) -> RankLauncher | None:
             del arguments[:1]
     if not arguments:
         return None
-    return (
-        _in_text(arguments[0], arguments[2:], depth)
-        if is_text
-        else _of_script(arguments[0], arguments[1:], depth, is_shell=True)
-    )
+    if is_text:
+        return _in_text(arguments[0], arguments[2:], depth)
+    return _in_script(arguments[0], arguments[1:], depth, is_shell=True)
 
 
-def _of_script(word: str, arguments: Sequence[str], depth: int, *, is_shell: bool = False) -> RankLauncher | None:
+def _in_script(word: str, arguments: Sequence[str], depth: int, *, is_shell: bool = False) -> RankLauncher | None:
     if depth == MAX_DEPTH:
         return None
     try:

@@ -58,7 +58,7 @@ from hpctrain.phrases import either, scaled
 PRIMARY = "train"
 
 
-LARGEST = 1_000_000
+MAX_BYTES = 1_000_000
 """Most bytes of an override, or of a file of options. Parsers in Python read 1 MB in seconds, and 50 MB in minutes."""
 
 
@@ -75,33 +75,34 @@ class Composer:
     Attributes:
         config_dir: as given.
         primary: the main configuration.
-        foreign: top-level keys that other runs have.
+        foreign_keys: top-level keys that other runs have.
         options: of the groups.
-        sweeps: whether the command has `-m`, which an error about several values then suggests.
+        can_sweep: whether the command has `-m`, which an error about several values then suggests.
 
     Raises:
         ConfigError: the folder doesn't exist.
     """
 
     primary = PRIMARY
-    foreign = PROGRAM_KEYS
-    sweeps = True
+    foreign_keys = PROGRAM_KEYS
+    can_sweep = True
 
     def __init__(self, config_dir: str | None = None, folder: Path | None = None) -> None:
         self.config_dir = config_dir
         hydra.version.setbase("1.3")  # as `@hydra.main(version_base="1.3")` does
         register()
-        named, here = own_folders(config_dir, folder)
+        flag_folder, here = own_folders(config_dir, folder)
         search_path = create_config_search_path(str(conf_dir()))
-        if named is not None:
-            search_path.prepend(provider="command-line", path=f"file://{named}", anchor="main")
+        if flag_folder is not None:
+            search_path.prepend(provider="command-line", path=f"file://{flag_folder}", anchor="main")
         if here is not None:
-            search_path.append(
-                provider="working-directory", path=f"file://{here}", anchor=SearchPathQuery(provider="main")
-            )
-        self.folders = [folder for folder in (named, here) if folder is not None]
+            after = SearchPathQuery(provider="main")
+            search_path.append(provider="working-directory", path=f"file://{here}", anchor=after)
+        self.folders = [folder for folder in (flag_folder, here) if folder is not None]
         # Hydra refuses a second instance in a process, and a sweeper or a resume may need one
         GlobalHydra.instance().clear()
+        # not @hydra.main, which changes folders, writes .hydra/ and log files from every rank, exits with 1 after a
+        # mistake, and in a sweep writes before anything is checked
         self.hydra = Hydra.create_main_hydra2("hpctrain", search_path)
         self.options = GroupOptions(self.hydra.config_loader)
         self._composed: dict[tuple[str, ...], tuple[bytes, str]] = {}
@@ -127,7 +128,7 @@ class Composer:
             from hpctrain.config.explain import Explainer  # for mistakes alone
 
             text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
-            raise Explainer(text, overrides, lambda: self._known(overrides, text), self.options.of).explain() from error
+            raise Explainer(text, overrides, lambda: self._keys(overrides, text), self.options.of).explain() from error
 
     def compose(
         self, overrides: Sequence[str], *, world_size: int | None = None, local_world_size: int | None = None
@@ -144,7 +145,7 @@ class Composer:
         """
         self.refuse_foreign(overrides)
         with self.explaining(overrides):
-            config = to_config(self._raw(overrides), Config)
+            config = to_config(self._compose_node(overrides), Config)
         check(config, world_size=world_size, local_world_size=local_world_size)
         return with_absolute_init(config)
 
@@ -183,13 +184,14 @@ class Composer:
             ConfigError: an option doesn't exist, or a file doesn't consist of keys.
         """
         # without values: those of a swept group needn't be keys of its default option
-        chosen = [one for one in self.parse(overrides) if not one.is_sweep_override() and self.options.chosen_by(one)]
+        single = (override for override in self.parse(overrides) if not override.is_sweep_override())
+        choices = filter(self.options.is_choice, single)
         with self.explaining(overrides):
-            node = self.hydras([str(choice.input_line) for choice in chosen], RunMode.MULTIRUN)
+            node = self.compose_with_hydra([str(choice.input_line) for choice in choices], RunMode.MULTIRUN)
         sweeper: DictConfig = node.hydra.sweeper
         return sweeper
 
-    def hydras(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
+    def compose_with_hydra(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
         """Compose with Hydra alone, its own keys included; nothing is checked.
 
         Args:
@@ -220,32 +222,32 @@ class Composer:
             key, _, value = override.lstrip("+~").partition("=")
             if key.partition(".")[0] == SWEEP_GROUP:
                 raise ConfigError(key, value, "is a key of sweeps, which need -m", f"write -m {override}")
-            if key.partition(".")[0] in self.foreign:
+            if key.partition(".")[0] in self.foreign_keys:
                 raise self._foreign_key(key, value)
 
     def _foreign_key(self, key: str, value: str) -> ConfigError:
         problem = "belongs to a program's run, not to hpctrain's own training"
         return ConfigError(key, value, problem, "write python -m hpctrain run KEY=VALUE -- COMMAND")
 
-    def _known(self, overrides: Sequence[str], text: str) -> list[str]:
+    def _keys(self, overrides: Sequence[str], text: str) -> list[str]:
         """Return all keys of the chosen options, for suggestions; of the defaults if those can't be composed."""
-        found = _schema_keys(text)
+        keys = _schema_keys(text)
         for words in (overrides, []):
             with contextlib.suppress(ConfigError, *MISTAKES):
                 # an explanation of these words would ask for the keys again
                 parsed = map(with_first_value, self._parse_unexplained(words))
-                choices = [override for override in parsed if self.options.chosen_by(override)]
-                return sorted(found.union(keys_of(self._raw([str(choice.input_line) for choice in choices]))))
-        return sorted(found)
+                choices = [override for override in parsed if self.options.is_choice(override)]
+                return sorted(keys.union(keys_of(self._compose_node([str(choice.input_line) for choice in choices]))))
+        return sorted(keys)
 
-    def _raw(self, overrides: Sequence[str], *, as_typed: bool = False) -> DictConfig:
+    def _compose_node(self, overrides: Sequence[str], *, as_typed: bool = False) -> DictConfig:
         choices: list[Override] = []
         values: list[Override] = []
         for parsed in self.parse(overrides):
-            override = require_single_value(parsed, sweeps=self.sweeps)
-            (choices if self.options.chosen_by(override) else values).append(override)
-        chosen, task = self._chosen(choices)
-        node: DictConfig = pickle.loads(chosen)  # five times as fast as a deepcopy of OmegaConf's nodes
+            override = require_single_value(parsed, can_sweep=self.can_sweep)
+            (choices if self.options.is_choice(override) else values).append(override)
+        pickled, task = self._compose_options(choices)
+        node: DictConfig = pickle.loads(pickled)  # five times as fast as a deepcopy of OmegaConf's nodes
         for override in values:
             apply_override(as_texts(override) if as_typed else override, node)
         self._fill_in(node, task)
@@ -271,14 +273,14 @@ class Composer:
                     size = (folder / choice.key_or_group / f"{option}.yaml").stat().st_size
                     _refuse_data(choice.key_or_group, str(option), size)
 
-    def _chosen(self, choices: Sequence[Override]) -> tuple[bytes, str]:
+    def _compose_options(self, choices: Sequence[Override]) -> tuple[bytes, str]:
         """Return the configuration of these options without Hydra's part, pickled, and the option of the task."""
         # a sweep over values composes only once, since Hydra needs a tenth of a second
         words = tuple(str(choice.input_line) for choice in choices)
         if words not in self._composed:
             for choice in choices:
                 self._refuse_large_files(choice)
-            node = self.hydras(words, RunMode.RUN)
+            node = self.compose_with_hydra(words, RunMode.RUN)
             for choice in choices:
                 self.options.require_own_entries(choice)
             task = Path(str(node.hydra.runtime.choices.get("task"))).name
@@ -291,8 +293,8 @@ class Composer:
 
 def _refuse_data(key: str, value: str, size: int) -> None:
     """Refuse a value or a file of options that is too large for a configuration."""
-    if size > LARGEST:
-        problem = f"expected at most {scaled(LARGEST, 'B')}, got {scaled(size, 'B')}"
+    if size > MAX_BYTES:
+        problem = f"expected at most {scaled(MAX_BYTES, 'B')}, got {scaled(size, 'B')}"
         raise ConfigError(key, value, problem, "write data into a file of its own, and set the key to its path")
 
 
@@ -303,8 +305,8 @@ def _schema_keys(text: str) -> set[str]:
         return set()
     schemas = list(GROUPS.get(group[1], {}).values())
     # keys of cluster=slurm are suggested for any cluster; the next message then asks for cluster=slurm
-    meant = schemas if group[1] == "cluster" else [one for one in schemas if one.__name__ == kind[1]]
-    return {key for one in meant for key in keys_of(OmegaConf.structured(one), group[1])}
+    candidates = schemas if group[1] == "cluster" else [schema for schema in schemas if schema.__name__ == kind[1]]
+    return {key for schema in candidates for key in keys_of(OmegaConf.structured(schema), group[1])}
 
 
 class ProgramComposer(Composer):
@@ -319,7 +321,7 @@ class ProgramComposer(Composer):
     """
 
     primary = "program"
-    foreign = TRAINING_KEYS
+    foreign_keys = TRAINING_KEYS
 
     def __init__(self, command: Sequence[str], config_dir: str | None = None, folder: Path | None = None) -> None:
         if not command or not command[0].strip():
@@ -335,12 +337,16 @@ class ProgramComposer(Composer):
         """
         self.refuse_foreign(overrides)
         with self.explaining(overrides):
-            config = to_program(self._raw(overrides), self.command)
+            config = to_program(self._compose_node(overrides), self.command)
             if any(map(has_differing_text, self.parse(overrides))):
-                typed = self._raw(overrides, as_typed=True)
-                config.run.args_as_typed = differing_texts(config, typed)
+                with_texts = self._compose_node(overrides, as_typed=True)
                 # variables may refer to args
-                config.cluster.env = to_program(typed, self.command).cluster.env
+                env = to_program(with_texts, self.command).cluster.env
+                config = dataclasses.replace(
+                    config,
+                    run=dataclasses.replace(config.run, args_as_typed=differing_texts(config, with_texts)),
+                    cluster=dataclasses.replace(config.cluster, env=env),
+                )
         check(config)
         return config
 
@@ -366,8 +372,8 @@ class SweepComposer(Composer):
     """Composes the group `sweep` from ``conf/sweep.yaml``; see `Composer`."""
 
     primary = "sweep"
-    foreign = frozenset()
-    sweeps = False
+    foreign_keys = frozenset()
+    can_sweep = False
 
     def compose_sweep(self, overrides: Sequence[str]) -> Sweep:
         """Compose and check the keys of the sweep.
@@ -379,14 +385,14 @@ class SweepComposer(Composer):
             ConfigError: an option, a key or a value is invalid.
         """
         parsed = self.parse(overrides)
-        chosen = [str(one.value()) for one in parsed if one.key_or_group == SWEEP_GROUP]
+        kinds = [str(choice.value()) for choice in parsed if choice.key_or_group == SWEEP_GROUP]
         for override in parsed:
             if override.get_key_element() != override.key_or_group:
                 word, _, value = str(override.input_line).partition("=")
                 raise ConfigError(word, value, "must not begin with + or ~", f"write {SWEEP_GROUP}.KEY=VALUE")
-            _refuse_key_of_others(override, chosen[-1] if chosen else "grid")
+            _refuse_key_of_others(override, kinds[-1] if kinds else "grid")
         with self.explaining(overrides):
-            sweep = OmegaConf.to_object(self._raw(overrides)[SWEEP_GROUP])
+            sweep = OmegaConf.to_object(self._compose_node(overrides)[SWEEP_GROUP])
         assert isinstance(sweep, Sweep)
         return sweep
 
@@ -396,8 +402,8 @@ class SweepComposer(Composer):
 
 def split_sweep(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command's overrides into those of the sweep and those of its runs."""
-    own = [override for override in overrides if is_of_sweep(override)]
-    return own, [override for override in overrides if not is_of_sweep(override)]
+    sweep_overrides = [override for override in overrides if is_of_sweep(override)]
+    return sweep_overrides, [override for override in overrides if not is_of_sweep(override)]
 
 
 def is_of_sweep(override: str) -> bool:
@@ -410,9 +416,9 @@ def kinds_with(name: str) -> list[str]:
     return [kind for kind, schema in KINDS.items() if name in {field.name for field in dataclasses.fields(schema)}]
 
 
-def _refuse_key_of_others(override: Override, chosen: str) -> None:
+def _refuse_key_of_others(override: Override, kind: str) -> None:
     owners = kinds_with(override.key_or_group.removeprefix(f"{SWEEP_GROUP}."))
-    if owners and chosen in KINDS and chosen not in owners:
-        grid_counts = chosen == "grid" and override.key_or_group.endswith(".num_runs")
+    if owners and kind in KINDS and kind not in owners:
+        grid_counts = kind == "grid" and override.key_or_group.endswith(".num_runs")
         problem = f"exists only with {SWEEP_GROUP}={either(owners)}{GRID if grid_counts else ''}"
         raise ConfigError(override.key_or_group, value_as_typed(override), problem, f"add {SWEEP_GROUP}={owners[0]}")

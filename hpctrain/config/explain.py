@@ -118,13 +118,13 @@ class Explainer:
     def _unknown_key(self, match: re.Match[str]) -> ConfigError:
         key = match[1]
         group, _, name = key.partition(".")
-        own = name in Slurm.__dataclass_fields__ or ("." in name and key in self.keys())
-        if group == "cluster" and own:
+        is_slurm_key = name in Slurm.__dataclass_fields__ or ("." in name and key in self.keys())
+        if group == "cluster" and is_slurm_key:
             remedy = "start the file with `defaults: [slurm, _self_]`" if self._file else "add cluster=slurm"
             return self._about(key, "exists only with cluster=slurm", remedy)
-        chosen = name.partition(".")[0]
-        if group == "callbacks" and "." in name and f"callbacks.{chosen}" not in self.keys():
-            return self._about(key, f"exists only with the callback {chosen}", f"add callbacks=[{chosen}]")
+        callback = name.partition(".")[0]
+        if group == "callbacks" and "." in name and f"callbacks.{callback}" not in self.keys():
+            return self._about(key, f"exists only with the callback {callback}", f"add callbacks=[{callback}]")
         if group == "schedule" and name in Plateau.__dataclass_fields__:
             return self._about(key, "exists only with schedule=plateau", "add schedule=plateau")
         option = self._value(group)
@@ -148,8 +148,8 @@ class Explainer:
 
     def _missing_field(self, match: re.Match[str]) -> ConfigError:
         # OmegaConf names the class and the field, not the group
-        typed = [override.lstrip("+~").partition("=")[0] for override in self.overrides]
-        key = next((one for one in reversed(typed) if one.rpartition(".")[2] == match[1]), match[1])
+        keys = [override.lstrip("+~").partition("=")[0] for override in self.overrides]
+        key = next((name for name in reversed(keys) if name.rpartition(".")[2] == match[1]), match[1])
         return ConfigError(key, "???", "is required", f"add {key}=VALUE")
 
     def _not_single(self, match: re.Match[str]) -> ConfigError:
@@ -157,7 +157,7 @@ class Explainer:
         return self._about(match[1], "must be a single value, not a list or a group of keys", remedy)
 
     def _recursive(self, _match: re.Match[str]) -> ConfigError:
-        override = next((one for one in reversed(self.overrides) if "${" in one), " ".join(self.overrides))
+        override = next((word for word in reversed(self.overrides) if "${" in word), " ".join(self.overrides))
         key, _, value = override.partition("=")
         return ConfigError(key, value, "refers to itself", "write a value")
 
@@ -165,7 +165,7 @@ class Explainer:
         key = self._full_key
         if self._file is not None and key in ("configuration", self._file[0]):
             return ConfigError(*self._file, "the file contains no keys", "write lines of the form KEY: VALUE")
-        given = self._value(key)
+        text = self._value(key)
         expected = re.search(r"(?:could not be converted to|is not a valid) (\w+)", self.text)
         if expected:
             problem = f"must be {PLAIN_TYPES.get(expected[1], expected[1])}"
@@ -173,12 +173,12 @@ class Explainer:
             problem = "cannot be null"
         elif f"{key}.enabled" in self.keys():
             return self._about(key, "is a group of keys", f"set {key}.enabled=true")
-        elif key.endswith(".groups") and str(given).startswith("{"):
-            return self._about(key, "must be a list", f"write it in brackets: {key}=[{given}]")
+        elif key.endswith(".groups") and str(text).startswith("{"):
+            return self._about(key, "must be a list", f"write it in brackets: {key}=[{text}]")
         elif key == "args":
             return self._about(key, "is a group of keys of your own", "set args.NAME=VALUE")
         elif "is not a ListConfig" in self.text:
-            example = "" if given is None or self._file or len(given) > MAX_SHOWN_CHARS else f": {key}=[{given}]"
+            example = "" if text is None or self._file or len(text) > MAX_SHOWN_CHARS else f": {key}=[{text}]"
             return self._about(key, "must be a list", f"write it in brackets{example}")
         else:
             problem = "has the wrong type"
@@ -198,32 +198,32 @@ class Explainer:
 
     def _interpolation(self, match: re.Match[str]) -> ConfigError:
         key, target = self._full_key, match[1]
-        given = self._value(key) or f"${{{target}}}"
-        return ConfigError(key, given, f"refers to {target}, which does not exist", f"set {target}, or write a value")
+        text = self._value(key) or f"${{{target}}}"
+        return ConfigError(key, text, f"refers to {target}, which does not exist", f"set {target}, or write a value")
 
     def _suggest(self, key: str) -> str:
-        known, (group, _, rest) = self.keys(), key.partition(".")
-        if rest:  # a group isn't a key that was meant
-            groups = {name.partition(".")[0] for name in known if "." in name}
-            known = [name for name in known if name not in groups]
+        known_keys, (group, _, key_in_group) = self.keys(), key.partition(".")
+        if key_in_group:  # a group isn't a key that was meant
+            groups = {name.partition(".")[0] for name in known_keys if "." in name}
+            known_keys = [name for name in known_keys if name not in groups]
         last = key.rpartition(".")[2]
-        if last in KEYS and not (rest and group in OF_ARGUMENTS):
-            return KEYS[last]
-        is_like = difflib.get_close_matches(key, known, n=1, cutoff=LIKELY_TYPO)
+        if last in INSTEAD_OF_KEY and not (key_in_group and group in ARGUMENT_GROUPS):
+            return INSTEAD_OF_KEY[last]
+        is_like = difflib.get_close_matches(key, known_keys, n=1, cutoff=LIKELY_TYPO)
         is_custom = self._value(group) == "custom" or "object_type=Custom" in self.text
         if group in ("optimizer", "schedule") and is_custom and not is_like:
             return f"an argument of the class needs a plus: +{key}=VALUE"
-        if group == "logger" and "." in rest and not is_like:
+        if group == "logger" and "." in key_in_group and not is_like:
             return SINKS
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(key, known_keys, n=1, cutoff=0.6)
         if not is_like:  # a key with the same last part is more likely than one that looks a little alike
-            near = [name for name in known if name.rpartition(".")[2] == last][:1] or near
-        own = f"a new key of your own needs a plus: +{key}=VALUE"
+            near = [name for name in known_keys if name.rpartition(".")[2] == last][:1] or near
+        hint = f"a new key of your own needs a plus: +{key}=VALUE"
         if not near:
-            return f"{require.HELP}; {own}"
+            return f"{require.HELP}; {hint}"
         # an argument that the task's file doesn't list is often like none that it lists
         unlike = key.startswith("task.") and not difflib.get_close_matches(key, near, cutoff=LIKELY_TYPO)
-        return f"did you mean {near[0]}? {own[0].upper()}{own[1:]}" if unlike else f"did you mean {near[0]}?"
+        return f"did you mean {near[0]}? {hint[0].upper()}{hint[1:]}" if unlike else f"did you mean {near[0]}?"
 
 
 def unreadable(error: yaml.YAMLError | UnicodeDecodeError, folders: Sequence[Path]) -> ConfigError:
@@ -240,21 +240,21 @@ def unreadable(error: yaml.YAMLError | UnicodeDecodeError, folders: Sequence[Pat
         path = Path(error.name)
         line = path.read_text(encoding="utf-8").count("\n", 0, error.position) + 1 if path.is_file() else None
         return _in_file(path, line, folders, str(error).splitlines()[0], "correct the file")
-    mark, begun = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    mark, begin = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     if mark is None:
         return ConfigError("configuration", "...", f"cannot be read: {error}", "correct the file")
     problem = f"is not valid YAML: {getattr(error, 'problem', None) or 'it is malformed'}"
-    if begun is not None and begun.line != mark.line:
-        problem += f", in the part that starts in line {begun.line + 1}"
+    if begin is not None and begin.line != mark.line:
+        problem += f", in the part that starts in line {begin.line + 1}"
     return _in_file(Path(mark.name), mark.line + 1, folders, problem, "correct the file")
 
 
 def _holder_of(error: UnicodeDecodeError, folders: Sequence[Path]) -> tuple[Path | None, int | None]:
     for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
-        held = path.read_bytes() if path.is_file() else b""
-        begin = held.find(error.object)
+        content = path.read_bytes() if path.is_file() else b""
+        begin = content.find(error.object)
         if begin >= 0:
-            return path, held.count(b"\n", 0, begin + error.start) + 1
+            return path, content.count(b"\n", 0, begin + error.start) + 1
     return None, None
 
 
@@ -305,8 +305,8 @@ INSTEAD_OF_KEYS: Mapping[str, Sequence[str]] = {
     "set cluster.time_limit_min=N": ("timeout_min",),
 }
 """What to do instead of setting an unknown key, and the last parts of such keys, which are other libraries' names."""
-KEYS = {name: instead for instead, names in INSTEAD_OF_KEYS.items() for name in names}
-OF_TORCH = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop")
+INSTEAD_OF_KEY = {name: instead for instead, names in INSTEAD_OF_KEYS.items() for name in names}
+TORCH_OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop")
 """Classes of torch.optim whose names are typed as options."""
 INSTEAD_OF_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "code": {"none": "set code.snapshot=none", "auto": "set code.snapshot=auto", "now": CODE_NOW},
@@ -316,7 +316,7 @@ INSTEAD_OF_OPTIONS: Mapping[str, Mapping[str, str]] = {
         **{name: f"set logger.{name}.enabled=true" for name in SERVICES},
     },
     "optimizer": {
-        **{name.lower(): f"write optimizer=custom optimizer._target_=torch.optim.{name}" for name in OF_TORCH},
+        **{name.lower(): f"write optimizer=custom optimizer._target_=torch.optim.{name}" for name in TORCH_OPTIMIZERS},
         "adam": "choose optimizer=adamw, or write optimizer=custom optimizer._target_=torch.optim.Adam",
     },
     "precision": {
@@ -330,7 +330,7 @@ INSTEAD_OF_OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """What to do instead, by group and the name of an option that it doesn't have."""
-OF_ARGUMENTS = ("task", "model", "optimizer", "callbacks")
+ARGUMENT_GROUPS = ("task", "model", "optimizer", "callbacks")
 """Groups whose keys may be any arguments of a class."""
 SINKS = f"set {', '.join(f'logger.{name}.enabled' for name in SERVICES)}, logger.tensorboard or logger.csv"
 

@@ -33,8 +33,8 @@ class Health(require.Checked):
 
     def bound_s(self, key: str) -> float:
         """The value of a key of this group in seconds, or its default if it is null."""
-        given: float | None = getattr(self, key)
-        return max(USUAL_S, self.hang_timeout_s) if given is None else given
+        bound: float | None = getattr(self, key)
+        return max(USUAL_S, self.hang_timeout_s) if bound is None else bound
 
     @property
     def meeting_timeout_s(self) -> float:

@@ -36,8 +36,8 @@ def _without_user(key: str, uri: str) -> None:
         if address.scheme in ("http", "https"):
             _ = address.port  # a password with a slash looks like a port
     except ValueError as error:
-        shown = "***" if "@" in uri else uri
-        raise ConfigError(key, shown, f"is not an address ({error})", "write it as http://login1:5000") from error
+        masked_uri = "***" if "@" in uri else uri
+        raise ConfigError(key, masked_uri, f"is not an address ({error})", "write it as http://login1:5000") from error
     if has_user:
         # the user name may be a token
         problem = "contains a user name or password, which would be in config.yaml"

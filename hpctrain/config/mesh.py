@@ -61,12 +61,7 @@ class MeshShape:
     @property
     def degrees(self) -> dict[str, int]:
         """The degrees by name, outermost first; `pipeline` and `tensor` only if they are more than 1."""
-        degrees = {
-            "pipeline": self.pipeline,
-            "replicate": self.replicate,
-            "shard": self.shard,
-            "tensor": self.tensor,
-        }
+        degrees = {name: getattr(self, name) for name in ("pipeline", "replicate", "shard", "tensor")}
         return {name: degree for name, degree in degrees.items() if degree > 1 or name in ("replicate", "shard")}
 
     def position(self, rank: int) -> int:
@@ -117,13 +112,13 @@ def mesh_shape(parallel: Parallel, world_size: int, local_world_size: int) -> Me
     shard = parallel.shard_degree
     if shard is None:
         shard = local_world_size // tensor if tensor > 0 and local_world_size % tensor == 0 else local_world_size
-    wanted = {
+    degrees = {
         "shard": shard,
         "replicate": parallel.replicate_degree,
         "tensor": tensor,
         "pipeline": parallel.pipeline_degree,
     }
-    shape = MeshShape(**_without_open(wanted, world_size))
+    shape = MeshShape(**_without_open(degrees, world_size))
     if local_world_size % shape.tensor:
         problem = f"doesn't divide the {counted(local_world_size, 'rank')} of a node, which send each other every layer"
         raise ConfigError("parallel.tensor_degree", shape.tensor, problem, f"use one of {_divisors(local_world_size)}")
@@ -149,23 +144,23 @@ def shares_and_stages(parallel: Parallel, world_size: int, local_world_size: int
 
 def _without_open(degrees: Mapping[str, int], world_size: int) -> dict[str, int]:
     """Return the degrees with that of -1 replaced by what the others leave."""
-    given = {name: degree for name, degree in degrees.items() if degree != -1}
-    needed = math.prod(given.values())
-    is_open = len(given) < len(degrees)
-    if needed == world_size or (is_open and world_size % needed == 0):
-        return {name: world_size // needed if degree == -1 else degree for name, degree in degrees.items()}
+    fixed = {name: degree for name, degree in degrees.items() if degree != -1}
+    product = math.prod(fixed.values())
+    is_open = len(fixed) < len(degrees)
+    if product == world_size or (is_open and world_size % product == 0):
+        return {name: world_size // product if degree == -1 else degree for name, degree in degrees.items()}
     if is_open:
-        for name, degree in given.items():
+        for name, degree in fixed.items():
             if world_size % degree:
                 problem = f"doesn't divide {counted(world_size, 'rank')}"
                 raise ConfigError(f"parallel.{name}_degree", degree, problem, f"use one of {_divisors(world_size)}")
-    key, *others = [name for name, degree in given.items() if degree != 1 or name in ("shard", "replicate")]
-    with_others = all_of([f"parallel.{name}_degree={given[name]}" for name in others])
-    problem = f"with {with_others} needs {needed} ranks{' or a multiple' * is_open}, but there are {world_size}"
+    key, *names = [name for name, degree in fixed.items() if degree != 1 or name in ("shard", "replicate")]
+    with_others = all_of([f"parallel.{name}_degree={fixed[name]}" for name in names])
+    problem = f"with {with_others} needs {product} ranks{' or a multiple' * is_open}, but there are {world_size}"
     remedy = "change one of them" if is_open else "set one of them to -1: what the others leave"
-    if len(others) == 1 and not is_open:
+    if len(names) == 1 and not is_open:
         remedy = "set one of the two to -1: what the other leaves"
-    raise ConfigError(f"parallel.{key}_degree", given[key], problem, remedy)
+    raise ConfigError(f"parallel.{key}_degree", fixed[key], problem, remedy)
 
 
 def _divisors(number: int) -> str:
@@ -209,7 +204,7 @@ WITH_MESH: tuple[tuple[str, object, str, str], ...] = (
 """Key, the only value that works with a mesh, what any other does, and what to do instead."""
 GPT = "hpctrain.models.gpt.GPT"
 MUON = "torch.optim.Muon"
-ANSWERS_FOR_OTHERS = ("__getattr__", "__getattribute__")
+ATTRIBUTE_HOOKS = ("__getattr__", "__getattribute__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +259,8 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
     if (formats := config.precision.formats).copy:
         problem = "keeps a half copy next to the fp32 weights, as parallel=mesh does by itself"
         raise ConfigError("precision.kind", formats.kind, problem, f"use precision={formats.by_autocast}")
-    for key, only, problem, remedy in WITH_MESH:
-        if (value := operator.attrgetter(key)(config)) != only:
+    for key, allowed, problem, remedy in WITH_MESH:
+        if (value := operator.attrgetter(key)(config)) != allowed:
             raise ConfigError(key, value, problem, remedy)
     if "average_weights" in config.callbacks:
         problem = "averages whole weights on one rank, which parallel=mesh avoids"
@@ -301,10 +296,10 @@ def _check_stages(parallel: Parallel, degree: int) -> None:
 
 def _check_tensor_parallel(config: Config, degree: int) -> None:
     """Refuse what doesn't work if several ranks compute each layer together."""
-    for each in named_optimizers(config.optimizer):
-        if (target := each.node["_target_"]) == MUON:
+    for optimizer in named_optimizers(config.optimizer):
+        if (target := optimizer.node["_target_"]) == MUON:
             problem = "needs whole matrices, and with parallel.tensor_degree above 1 a rank holds parts of them"
-            raise ConfigError(f"{each.key}._target_", target, problem, "use optimizer=adamw, or parallel=fsdp")
+            raise ConfigError(f"{optimizer.key}._target_", target, problem, "use optimizer=adamw, or parallel=fsdp")
     model = config.model
     if model["_target_"] == GPT and model["num_heads"] % degree:
         problem = f"doesn't divide model.num_heads={model['num_heads']}"
@@ -328,10 +323,10 @@ def _require_plan(config: Config, kind: PlanKind, degree: int) -> None:
         # none of torch's own classes has a plan; a function of torch.nn may return any model
         is_torchs = module in ("torch.nn", "torch.nn.modules") and name[:1].isupper()
         classes = [*chain, *([] if is_torchs else class_chain(built))]
-        own = [(source, one) for source, one in classes if (source.name, one.name) != TASK]
-        names = {one.name for _, one in own}
+        classes = [(source, node) for source, node in classes if (source.name, node.name) != TASK]
+        names = {node.name for _, node in classes}
         needs_none = kind.sequential and is_torchs and name == "Sequential"
-        is_certain = not needs_none and not any(_may_have_plan(kind, source, node, names) for source, node in own)
+        is_certain = not needs_none and not any(_may_have_plan(kind, source, node, names) for source, node in classes)
     except (UnknownError, SyntaxError, OSError):
         return
     if is_certain:
@@ -344,16 +339,16 @@ def _built_by(chain: Chain) -> str:
     Raises:
         UnknownError: it does more, or it isn't the task's own.
     """
-    for source, one in chain:
-        found = [statement for name, statement in bindings(one.body) if name == "build_model"]
-        if not found:
+    for source, class_node in chain:
+        definitions = [statement for name, statement in bindings(class_node.body) if name == "build_model"]
+        if not definitions:
             continue
-        method = found[0]
-        if len(found) > 1 or not isinstance(method, ast.FunctionDef) or method.decorator_list:
+        method = definitions[0]
+        if len(definitions) > 1 or not isinstance(method, ast.FunctionDef) or method.decorator_list:
             raise UnknownError
         body = method.body[1:] if ast.get_docstring(method) is not None else method.body
-        returned = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
-        name = qualified_name(source, returned.func) if isinstance(returned, ast.Call) else ""
+        expression = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
+        name = qualified_name(source, expression.func) if isinstance(expression, ast.Call) else ""
         if "." not in name:
             raise UnknownError
         return name
@@ -362,13 +357,13 @@ def _built_by(chain: Chain) -> str:
 
 def _may_have_plan(kind: PlanKind, source: ModuleSource, node: ast.ClassDef, names: Collection[str]) -> bool:
     """Whether a class may have a plan, or its module may give one to a class of these names."""
-    if source.path is None or any(name in ANSWERS_FOR_OTHERS for name, _ in bindings(node.body)):
+    if source.path is None or any(name in ATTRIBUTE_HOOKS for name, _ in bindings(node.body)):
         return True
     text = source.path.read_bytes()
     if kind.method.encode() in text:
         return True
     nodes = list(ast.walk(syntax_tree(text, source.path)))
-    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    callees = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     bases = {id(base) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called | bases}
-    return not used.isdisjoint(names)
+    used_names = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in callees | bases}
+    return not used_names.isdisjoint(names)

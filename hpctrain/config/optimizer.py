@@ -22,8 +22,8 @@ BETWEEN_0_AND_1 = require.that(lambda value: 0 < value <= 1, "must be above 0, a
 
 
 @dataclass(kw_only=True, slots=True)
-class Handling(require.Checked):
-    """What hpctrain does with the learning rate and the parameters; not passed to the class."""
+class ParameterOptions(require.Checked):
+    """hpctrain's own options for the learning rate and the parameters; not passed to the class."""
 
     lr_scaling: Annotated[str, require.one_of("none", "linear", "sqrt")] = "none"
     """`none`; `linear`: lr x global_batch_size / lr_base_batch_size (Goyal et al., 2017); `sqrt`: its square root."""
@@ -42,16 +42,16 @@ class Handling(require.Checked):
     have * and ?."""
 
 
-HANDLING_KEYS = tuple(item.name for item in fields(Handling))
+OPTION_KEYS = tuple(item.name for item in fields(ParameterOptions))
 
 
-def handling_of(node: Mapping[str, Any]) -> Handling:
+def parameter_options(node: Mapping[str, Any]) -> ParameterOptions:
     """Return the keys of an optimizer's node that hpctrain handles itself."""
-    return Handling(**{key: node[key] for key in HANDLING_KEYS if key in node})
+    return ParameterOptions(**{key: node[key] for key in OPTION_KEYS if key in node})
 
 
 @dataclass(kw_only=True, slots=True)
-class Fusible(Handling):
+class Fusible(ParameterOptions):
     """An optimizer that can update several parameters at once."""
 
     foreach: bool | None = None
@@ -61,7 +61,7 @@ class Fusible(Handling):
 
     def __post_init__(self) -> None:
         """Also refuse both ways of updating at once."""
-        Handling.__post_init__(self)
+        ParameterOptions.__post_init__(self)
         if self.fused and self.foreach:
             raise ConfigError("optimizer.fused", True, "conflicts with optimizer.foreach=True", "set one of them")
 
@@ -110,7 +110,7 @@ class SGD(Fusible):
 
 
 @dataclass(kw_only=True, slots=True)
-class Custom(Handling):
+class Custom(ParameterOptions):
     """Any other optimizer class; add its other arguments as +optimizer.NAME=VALUE."""
 
     _target_: str = MISSING
@@ -120,7 +120,7 @@ class Custom(Handling):
 
 
 @dataclass(kw_only=True, slots=True)
-class Named(Handling):
+class NamedOptimizerKeys(ParameterOptions):
     """Keys of an entry of optimizer.named; its other keys are arguments of its class."""
 
     _target_: str = "???"
@@ -184,7 +184,7 @@ class GroupEntry:
     def __post_init__(self) -> None:
         """Check hpctrain's own keys."""
         remedy = "set it to one, or frozen to true for parameters that aren't trained"
-        _require_positive(f"{self.key}.lr_factor", self.lr_factor, remedy)
+        require_positive(f"{self.key}.lr_factor", self.lr_factor, remedy)
         if not isinstance(self.frozen, bool):
             raise ConfigError(f"{self.key}.frozen", self.frozen, "must be true or false", "correct it")
         step, epoch = self.unfreeze_at_step, self.unfreeze_at_epoch
@@ -193,7 +193,7 @@ class GroupEntry:
             problem = "must be a whole number of at least 1"
             raise ConfigError(f"{self.key}.unfreeze_at_step", step, problem, "correct it")
         if epoch is not None:
-            _require_positive(key, epoch, "correct it")
+            require_positive(key, epoch, "correct it")
             if step is not None:
                 raise ConfigError(key, epoch, f"conflicts with unfreeze_at_step={step}", "set one of them")
         if self.frozen and (self.unfreezing or self.options or self.lr_factor != 1.0):
@@ -210,7 +210,7 @@ class GroupEntry:
         return next(((name, value) for name, value in values.items() if value is not None), None)
 
 
-OWN_KEYS = tuple(item.name for item in fields(GroupEntry) if item.name not in ("key", "options"))
+ENTRY_KEYS = tuple(item.name for item in fields(GroupEntry) if item.name not in ("key", "options"))
 """Keys of an entry that hpctrain handles itself."""
 
 
@@ -236,7 +236,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 IS_NUMBER = require.that(_is_number, "must be a number", "correct it")
 IS_LIST = require.that(lambda value: isinstance(value, list), "must be a list of numbers", "write {key}=[0.9,0.999]")
-OF_ANY_CLASS: Mapping[str, tuple[require.Check, ...]] = {
+COMMON_OPTION_CHECKS: Mapping[str, tuple[require.Check, ...]] = {
     "weight_decay": (IS_NUMBER, require.at_least(0)),
     "momentum": (IS_NUMBER, require.at_least(0)),
     "betas": (IS_LIST, require.each(IS_NUMBER), require.each(require.half_open(0, 1))),
@@ -244,29 +244,29 @@ OF_ANY_CLASS: Mapping[str, tuple[require.Check, ...]] = {
 """Checks of options that mean the same in every class that has them."""
 
 
-def check_options(entry: GroupEntry, known: Collection[str] | None, own: Mapping[str, Any]) -> None:
+def check_options(entry: GroupEntry, option_names: Collection[str] | None, optimizer_values: Mapping[str, Any]) -> None:
     """Check the options of an entry against those of the optimizer's class.
 
     Args:
         entry: of the groups.
-        known: names that the class takes; None if they aren't known.
-        own: the optimizer's own values; an entry's value must be of the same kind.
+        option_names: names that the class takes; None if they aren't known.
+        optimizer_values: the optimizer's own values; an entry's value must be of the same kind.
 
     Raises:
         ConfigError: the class has no such option, or the value is of another kind.
     """
     for name, value in entry.options.items():
         key = f"{entry.key}.{name}"
-        if known is not None and name not in known:
-            near = difflib.get_close_matches(name, [*known, *OWN_KEYS], n=1)
-            remedy = f"did you mean {near[0]}?" if near else f"it takes {listed([*OWN_KEYS, *known])}"
+        if option_names is not None and name not in option_names:
+            near = difflib.get_close_matches(name, [*option_names, *ENTRY_KEYS], n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"it takes {listed([*ENTRY_KEYS, *option_names])}"
             raise ConfigError(key, value, "is not an option of a group of this optimizer", remedy)
         if name == "lr":
-            _require_positive(key, value, "set it to one")
+            require_positive(key, value, "set it to one")
         if name == "lr" and entry.lr_factor != 1.0:
             raise ConfigError(key, value, f"conflicts with lr_factor={entry.lr_factor:g}", "set one of them")
-        if name in own and (kind := _other_kind(value, own[name])):
-            raise ConfigError(key, value, f"must be {kind}, like {own[name]}", "correct it")
+        if name in optimizer_values and (kind := _expected_kind(value, optimizer_values[name])):
+            raise ConfigError(key, value, f"must be {kind}, like {optimizer_values[name]}", "correct it")
 
 
 def _entry(key: str, entry: object) -> GroupEntry:
@@ -282,8 +282,8 @@ def _entry(key: str, entry: object) -> GroupEntry:
     return GroupEntry(
         key=key,
         match=patterns(f"{key}.match", values.get("match")),
-        options={name: value for name, value in values.items() if name not in OWN_KEYS},
-        **{name: values[name] for name in OWN_KEYS if name in values and name != "match"},
+        options={name: value for name, value in values.items() if name not in ENTRY_KEYS},
+        **{name: values[name] for name in ENTRY_KEYS if name in values and name != "match"},
     )
 
 
@@ -293,34 +293,39 @@ def patterns(key: str, match: object) -> tuple[str, ...]:
     Raises:
         ConfigError: it is neither.
     """
-    found = [match] if isinstance(match, str) else match
-    if not isinstance(found, list) or not found or not all(isinstance(one, str) and one for one in found):
+    texts = [match] if isinstance(match, str) else match
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(key, match, "must be a pattern, or a list of patterns", f'write {key}="NAME.*"')
-    return tuple(found)
+    return tuple(texts)
 
 
-def _require_positive(key: str, value: object, remedy: str) -> None:
+def require_positive(key: str, value: object, remedy: str) -> None:
+    """Refuse a value that isn't a finite number above 0.
+
+    Raises:
+        ConfigError: it isn't.
+    """
     if not (_is_number(value) and 0 < value < math.inf):
         raise ConfigError(key, value, "must be a number above 0", remedy)
 
 
-def _other_kind(value: object, own: object) -> str | None:
+def _expected_kind(value: object, optimizer_value: object) -> str | None:
     """Return the kind of the optimizer's own value if an entry's isn't of it; None if it is, or isn't known."""
-    if isinstance(own, bool):
+    if isinstance(optimizer_value, bool):
         return None if isinstance(value, bool) else "true or false"
-    if _is_number(own):
+    if _is_number(optimizer_value):
         return None if _is_number(value) else "a number"
-    if isinstance(own, list):
-        alike = isinstance(value, list) and len(value) == len(own) and all(map(_is_number, value))
-        return None if alike or not all(map(_is_number, own)) else f"{len(own)} numbers"
-    return "a text" if isinstance(own, str) and not isinstance(value, str) else None
+    if isinstance(optimizer_value, list):
+        alike = isinstance(value, list) and len(value) == len(optimizer_value) and all(map(_is_number, value))
+        return None if alike or not all(map(_is_number, optimizer_value)) else f"{len(optimizer_value)} numbers"
+    return "a text" if isinstance(optimizer_value, str) and not isinstance(value, str) else None
 
 
 SHARED_KEYS = ("lr", "weight_decay", "betas")
 """Arguments that optimizers share unless they have their own, so that a task's recipe suits any optimizer."""
-OF_UPDATES = ("ndim", "loss", "every_steps", "clip_grad_norm", "clip_grad_value")
+UPDATE_KEYS = ("ndim", "loss", "every_steps", "clip_grad_norm", "clip_grad_value")
 """Keys of an entry that a `NamedOptimizer` has as they are."""
-NAMED_KEYS = tuple(item.name for item in fields(Named) if item.name != "_target_")
+NAMED_KEYS = tuple(item.name for item in fields(NamedOptimizerKeys) if item.name != "_target_")
 """Keys of an entry that hpctrain handles itself."""
 
 
@@ -368,15 +373,15 @@ def named_optimizers(node: Mapping[str, Any]) -> list[NamedOptimizer]:
     """
     if "named" not in node:
         return [NamedOptimizer(node=node)]
-    named = node["named"]
-    if not isinstance(named, Mapping) or not named:
+    entries = node["named"]
+    if not isinstance(entries, Mapping) or not entries:
         remedy = f"write optimizer.named.NAME._target_=torch.optim.Adam; see {page('how_to/optimizers.md')}"
-        raise ConfigError("optimizer.named", named, "must have an entry per optimizer", remedy)
+        raise ConfigError("optimizer.named", entries, "must have an entry per optimizer", remedy)
     _refuse_others(node)
     shared = {key: node[key] for key in SHARED_KEYS if node.get(key) is not None}
-    found = [_named_optimizer(str(name), entry, shared) for name, entry in named.items()]
-    _check_together(found)
-    return found
+    optimizers = [_named_optimizer(str(name), entry, shared) for name, entry in entries.items()]
+    _check_combination(optimizers)
+    return optimizers
 
 
 def refuse_unfreezing(optimizers: Sequence[NamedOptimizer], problem: str, remedy: str) -> None:
@@ -393,16 +398,15 @@ def refuse_unfreezing(optimizers: Sequence[NamedOptimizer], problem: str, remedy
 
 def losses_of(optimizers: Sequence[NamedOptimizer]) -> list[str]:
     """Return the methods of the task that compute losses, in the order of their turns."""
-    return list(dict.fromkeys(each.loss for each in optimizers))
+    return list(dict.fromkeys(optimizer.loss for optimizer in optimizers))
 
 
 def _refuse_others(node: Mapping[str, Any]) -> None:
     """Refuse keys that none of the named optimizers would get."""
     if "_target_" in node:
         problem = f"would be ignored next to optimizer._target_={node['_target_']}"
-        raise ConfigError(
-            "optimizer.named", f"{{{', '.join(map(str, node['named']))}}}", problem, "use optimizer=named"
-        )
+        names = ", ".join(map(str, node["named"]))
+        raise ConfigError("optimizer.named", f"{{{names}}}", problem, "use optimizer=named")
     for name in node:
         if name != "named" and name not in SHARED_KEYS:
             problem = f"would be ignored: named optimizers share only {listed(SHARED_KEYS)}"
@@ -417,15 +421,15 @@ def _named_optimizer(name: str, entry: object, shared: Mapping[str, Any]) -> Nam
         raise ConfigError(key, entry, "is not a group of keys", f"write {key}._target_=module.Class")
     # OmegaConf's schemas can't express the several types of the others
     keys = {name for name in NAMED_KEYS if name not in ("groups", "match", "exclude", "schedule")}
-    typed = {name: value for name, value in entry.items() if name in keys}
-    values, schedule = require.typed(Named, key, typed, _target_=""), entry.get("schedule")
+    single_values = {name: value for name, value in entry.items() if name in keys}
+    values, schedule = require.to_schema(NamedOptimizerKeys, key, single_values, _target_=""), entry.get("schedule")
     match = None if entry.get("match") is None else patterns(f"{key}.match", entry["match"])
     exclude = () if entry.get("exclude") is None else patterns(f"{key}.exclude", entry["exclude"])
     if match is None:
-        for only in ("exclude", "ndim"):
-            if entry.get(only) is not None:
+        for narrowing in ("exclude", "ndim"):
+            if entry.get(narrowing) is not None:
                 problem = "narrows match, which isn't set"
-                raise ConfigError(f"{key}.{only}", entry[only], problem, f'add {key}.match="*"')
+                raise ConfigError(f"{key}.{narrowing}", entry[narrowing], problem, f'add {key}.match="*"')
     if not values.loss.isidentifier():
         raise ConfigError(f"{key}.loss", values.loss, "is not the name of a method", "name a method of the task")
     if schedule is not None and not isinstance(schedule, Mapping):
@@ -439,22 +443,22 @@ def _named_optimizer(name: str, entry: object, shared: Mapping[str, Any]) -> Nam
         match=match,
         exclude=exclude,
         schedule=schedule,
-        **{name: getattr(values, name) for name in OF_UPDATES},
+        **{name: getattr(values, name) for name in UPDATE_KEYS},
     )
 
 
-def _check_together(optimizers: Sequence[NamedOptimizer]) -> None:
-    rest = [each for each in optimizers if each.match is None]
-    if len(rest) > 1:
-        problem = f"takes all parameters that no other optimizer matches, as {rest[0].key} does"
-        raise ConfigError(f"{rest[1].key}.match", None, problem, "set it for one of them")
+def _check_combination(optimizers: Sequence[NamedOptimizer]) -> None:
+    catch_all = [optimizer for optimizer in optimizers if optimizer.match is None]
+    if len(catch_all) > 1:
+        problem = f"takes all parameters that no other optimizer matches, as {catch_all[0].key} does"
+        raise ConfigError(f"{catch_all[1].key}.match", None, problem, "set it for one of them")
     first: dict[str, NamedOptimizer] = {}
-    for each in optimizers:
-        other = first.setdefault(each.loss, each)
-        if other.every_steps != each.every_steps:
-            problem = f"differs from {other.key}.every_steps={other.every_steps}, which steps for the same loss"
-            raise ConfigError(f"{each.key}.every_steps", each.every_steps, problem, "make them equal")
-    if all(each.every_steps > 1 for each in optimizers):
-        each = optimizers[0]
+    for optimizer in optimizers:
+        earlier = first.setdefault(optimizer.loss, optimizer)
+        if earlier.every_steps != optimizer.every_steps:
+            problem = f"differs from {earlier.key}.every_steps={earlier.every_steps}, which steps for the same loss"
+            raise ConfigError(f"{optimizer.key}.every_steps", optimizer.every_steps, problem, "make them equal")
+    if all(optimizer.every_steps > 1 for optimizer in optimizers):
+        optimizer = optimizers[0]
         problem = "no optimizer takes part in every step"
-        raise ConfigError(f"{each.key}.every_steps", each.every_steps, problem, "set one of them to 1")
+        raise ConfigError(f"{optimizer.key}.every_steps", optimizer.every_steps, problem, "set one of them to 1")

@@ -32,13 +32,13 @@ from hpctrain.errors import ConfigError
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
 """What composing raises for mistakes on the command line and in configuration files."""
 
-_OF_SERVICES = "|".join(
+_SERVICE_MAPPINGS = "|".join(
     rf"logger\.{name}\.{field.name}"
     for name, group in SERVICES.items()
     for field in dataclasses.fields(group)
     if field.default_factory is dict
 )
-OPEN_NODES = re.compile(rf"^(args|cluster\.(env|sbatch|container\.env)|optimizer\.named|{_OF_SERVICES})([.=])")
+OPEN_NODES = re.compile(rf"^(args|cluster\.(env|sbatch|container\.env)|optimizer\.named|{_SERVICE_MAPPINGS})([.=])")
 """Keys whose names the user chooses; here new names need no plus sign, which Hydra requires elsewhere."""
 
 
@@ -59,16 +59,16 @@ def apply_overrides(node: DictConfig, overrides: Sequence[str], *, as_typed: boo
         ConfigError: one can't be parsed, has several values, or names an unknown key.
     """
     parser = TextKeepingParser.create()
-    for typed, override in zip(overrides, open_overrides(overrides), strict=True):
+    for override_text, override in zip(overrides, open_overrides(overrides), strict=True):
         try:
             for parsed in parser.parse_overrides([override]):
-                single = require_single_value(parsed, sweeps=False)
+                single = require_single_value(parsed, can_sweep=False)
                 apply_override(as_texts(single) if as_typed else single, node)
         except MISTAKES as error:
             from hpctrain.config.explain import Explainer  # for mistakes alone
 
             text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
-            raise Explainer(text, [typed], lambda: sorted(keys_of(node))).explain() from error
+            raise Explainer(text, [override_text], lambda: sorted(keys_of(node))).explain() from error
 
 
 def apply_override(override: Override, node: DictConfig) -> None:
@@ -132,7 +132,7 @@ class TextKeepingParser(OverridesParser):
             override._value = _Visitor(self.functions).visitOverride(parser.override())._value  # type: ignore[no-untyped-call]
             if not is_argument(override):
                 is_flag = override.key_or_group.startswith("cluster.sbatch")
-                override._value = _map(override._value, partial(_as_option, keeps_flags=is_flag))
+                override._value = _map_texts(override._value, partial(_as_option, keeps_flags=is_flag))
         return override
 
 
@@ -177,14 +177,14 @@ def is_argument(override: Override) -> bool:
 def has_differing_text(override: Override) -> bool:
     """Whether the text that was typed differs from the default text of the value."""
     texts: list[bool] = []
-    _map(override._value, lambda value: texts.append(value.source != default_text(value.text)))
+    _map_texts(override._value, lambda value: texts.append(value.source != default_text(value.text)))
     return any(texts)
 
 
 def as_texts(override: Override) -> Override:
     """Return an override of `args` whose numbers, truth values and nulls are replaced by their texts."""
     # ~KEY=VALUE compares with the value
-    texts = None if override.is_delete() else _map(override._value, lambda value: value.source)
+    texts = None if override.is_delete() else _map_texts(override._value, lambda value: value.source)
     return dataclasses.replace(override, _value=texts)
 
 
@@ -194,15 +194,15 @@ def _as_option(value: ValueWithText, *, keeps_flags: bool) -> object:
     return value.source if is_other and not (keeps_flags and isinstance(value.text, bool)) else value.text
 
 
-def _map(value: Any, change: Any) -> Any:
+def _map_texts(value: Any, change: Any) -> Any:
     if isinstance(value, ValueWithText):
         return change(value)
     if isinstance(value, list):
-        return [_map(inside, change) for inside in value]
+        return [_map_texts(inside, change) for inside in value]
     if isinstance(value, dict):
-        return {key: _map(inside, change) for key, inside in value.items()}
+        return {key: _map_texts(inside, change) for key, inside in value.items()}
     if isinstance(value, ChoiceSweep):
-        return dataclasses.replace(value, list=_map(value.list, change))
+        return dataclasses.replace(value, list=_map_texts(value.list, change))
     return value
 
 
@@ -224,31 +224,31 @@ def takes_as_list(override: Override) -> bool:
     return is_list and TAKES_COMMAS.fullmatch(override.key_or_group) is not None
 
 
-def require_single_value(override: Override, *, sweeps: bool = True) -> Override:
+def require_single_value(override: Override, *, can_sweep: bool = True) -> Override:
     """Return the override with one value, for a command that doesn't sweep.
 
     Args:
         override: parsed.
-        sweeps: whether the command can sweep, with -m.
+        can_sweep: whether the command can sweep, with -m.
 
     Raises:
         ConfigError: it has several, such as `a,b` or `range(1,3)`.
     """
     if not override.is_sweep_override():
         return override
-    key, typed = override.key_or_group, value_as_typed(override)
-    is_list = override.value_type is ValueType.SIMPLE_CHOICE_SWEEP and not re.search("['\"]", typed)
+    key, value_text = override.key_or_group, value_as_typed(override)
+    is_list = override.value_type is ValueType.SIMPLE_CHOICE_SWEEP and not re.search("['\"]", value_text)
     if takes_as_list(override):
         # as typed: Hydra reads the items as numbers where it can, and would drop the zeros of 007
-        return dataclasses.replace(override, value_type=ValueType.ELEMENT, _value=typed)
-    remedies = ["add -m to sweep over them"] if sweeps and key not in NOT_SWEPT else []
+        return dataclasses.replace(override, value_type=ValueType.ELEMENT, _value=value_text)
+    remedies = ["add -m to sweep over them"] if can_sweep and key not in NOT_SWEPT else []
     if key in LIST_GROUPS:
-        remedies += [f"write {key}=[{typed}] to choose them all"]
+        remedies += [f"write {key}=[{value_text}] to choose them all"]
     elif key in GROUPS:
         remedies += ["choose one option"]
     elif is_list and not key.startswith(f"{SWEEP_GROUP}."):  # none of a sweep's keys takes a text or a list
-        remedies += [f"write {key}='\"{typed}\"' for a string, {key}=[{typed}] for a list"]
-    raise ConfigError(key, typed, "has several values", ", or ".join(remedies or ["write one value"]))
+        remedies += [f"write {key}='\"{value_text}\"' for a string, {key}=[{value_text}] for a list"]
+    raise ConfigError(key, value_text, "has several values", ", or ".join(remedies or ["write one value"]))
 
 
 def in_brackets(override: str) -> str:
@@ -301,7 +301,7 @@ class GroupOptions:
         """Return the options of one group."""
         return [name for name in self._loader.get_group_options(group) if not name.startswith("base_")]
 
-    def chosen_by(self, override: Override) -> bool:
+    def is_choice(self, override: Override) -> bool:
         """Whether an override chooses options of a group, rather than set a key.
 
         Raises:
@@ -335,8 +335,8 @@ class GroupOptions:
         for option in map(str, options):
             path = f"{group}/{option}"
             # Hydra, too, takes the first source that has it
-            found = next((source.load_config(path) for source in sources if source.is_config(path)), None)
-            for name in _entries(group, option, found):
+            file = next((source.load_config(path) for source in sources if source.is_config(path)), None)
+            for name in _entries(group, option, file):
                 if name in owners:
                     problem = f"{owners[name]} and {option} both have the entry {name}, and only one would count"
                     raise ConfigError(group, f"[{','.join(options)}]", problem, "rename the entry in one of them")

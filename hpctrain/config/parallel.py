@@ -100,12 +100,12 @@ class Parallel(require.Checked):
         """Also refuse keys of another kind, which would have no effect, and degrees that leave each other open."""
         require.Checked.__post_init__(self)
         unused = OF_DDP if self.kind == "mesh" else OF_MESH
-        for own in fields(self):
-            value = getattr(self, own.name)
-            default = own.default_factory() if own.default_factory is not MISSING else own.default
-            if own.name in unused and value != default:
+        for key in fields(self):
+            value = getattr(self, key.name)
+            default = key.default_factory() if key.default_factory is not MISSING else key.default
+            if key.name in unused and value != default:
                 remedy = f"leave it out, or use parallel={'ddp' if self.kind == 'mesh' else 'mesh'}"
-                raise ConfigError(f"parallel.{own.name}", value, f"has no effect with parallel={self.kind}", remedy)
+                raise ConfigError(f"parallel.{key.name}", value, f"has no effect with parallel={self.kind}", remedy)
         names = ("pipeline_degree", "tensor_degree", "shard_degree", "replicate_degree")
         derived = [name for name in names if getattr(self, name) == -1]
         if len(derived) > 1:

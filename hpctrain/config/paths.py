@@ -28,7 +28,7 @@ MAX_BASES = 8
 """Options that extend one another; more are probably a circle."""
 
 
-def found(key: str, path: str | os.PathLike[str]) -> os.stat_result | None:
+def stat_or_none(key: str, path: str | os.PathLike[str]) -> os.stat_result | None:
     """Look at a path; None if it doesn't exist.
 
     Raises:
@@ -49,7 +49,7 @@ def is_folder(key: str, path: str | os.PathLike[str]) -> bool:
     Raises:
         ConfigError: it can't be accessed, or it is a folder that this user can't read.
     """
-    status = found(key, path)
+    status = stat_or_none(key, path)
     if status is None or not stat.S_ISDIR(status.st_mode):
         return False
     _require_access(key, path, os.R_OK | os.X_OK)
@@ -66,15 +66,15 @@ def check_run_directory(path: str, *, in_batch_script: bool) -> None:
     Raises:
         ConfigError: it can't be.
     """
-    whole = Path(os.path.abspath(path))  # noqa: PTH100 - as RunDirectory does: a link that the user wants is kept
-    if any(len(os.fsencode(name)) > MAX_NAME_BYTES for name in whole.parts):
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100 - as RunDirectory does: a link that the user wants is kept
+    if any(len(os.fsencode(name)) > MAX_NAME_BYTES for name in absolute.parts):
         raise ConfigError("run_dir", path, f"has a name of more than {MAX_NAME_BYTES} bytes", "choose a shorter one")
-    if len(os.fsencode(whole)) > MAX_PATH_BYTES:
+    if len(os.fsencode(absolute)) > MAX_PATH_BYTES:
         raise ConfigError("run_dir", path, f"is longer than {MAX_PATH_BYTES} bytes", "choose a shorter path")
-    if in_batch_script and (character := next((one for one in "%\\" if one in str(whole)), None)):
+    if in_batch_script and (character := next((special for special in "%\\" if special in str(absolute)), None)):
         problem = f"contains a {character}, which SLURM replaces in log file names"
-        raise ConfigError("run_dir", whole, problem, "choose a path without it")
-    nearest = next(folder for folder in (whole, *whole.parents) if found("run_dir", folder) is not None)
+        raise ConfigError("run_dir", absolute, problem, "choose a path without it")
+    nearest = next(folder for folder in (absolute, *absolute.parents) if stat_or_none("run_dir", folder) is not None)
     if not nearest.is_dir():
         raise ConfigError("run_dir", path, f"{nearest} is not a folder", "choose another path")
     if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
@@ -91,7 +91,7 @@ def check_weights(path: str) -> None:
     if not path:
         # Path("") is the working directory, which exists
         raise ConfigError("init_from", path, "is empty", f"{WEIGHTS}, or null")
-    status = found("init_from", path)
+    status = stat_or_none("init_from", path)
     if status is None:
         raise ConfigError("init_from", path, "does not exist", WEIGHTS)
     if is_folder("init_from", path):
@@ -129,13 +129,13 @@ def own_folders(config_dir: str | None, folder: Path | None = None) -> tuple[Pat
     Raises:
         ConfigError: it isn't a folder, or can't be read.
     """
-    named = None if config_dir is None else Path(config_dir).absolute()
-    if named is not None and not is_folder("--config-dir", named):
+    flag_folder = None if config_dir is None else Path(config_dir).absolute()
+    if flag_folder is not None and not is_folder("--config-dir", flag_folder):
         raise ConfigError("--config-dir", config_dir, "is not a folder", "name the folder that contains your groups")
     here = ((folder or Path()) / "conf").absolute()
-    known = [folder.resolve() for folder in (conf_dir(), named) if folder is not None]
-    usable = os.access(here, os.R_OK | os.X_OK) and here.is_dir() and here.resolve() not in known
-    return named, here if usable else None
+    resolved_folders = [folder.resolve() for folder in (conf_dir(), flag_folder) if folder is not None]
+    usable = os.access(here, os.R_OK | os.X_OK) and here.is_dir() and here.resolve() not in resolved_folders
+    return flag_folder, here if usable else None
 
 
 def groups_of(folders: Sequence[Path]) -> list[str]:
@@ -145,8 +145,8 @@ def groups_of(folders: Sequence[Path]) -> list[str]:
 
 def options_of(group: str, folders: Sequence[Path]) -> list[str]:
     """Return the options of a group, with `null` for one that needs none."""
-    found = {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
-    return sorted(found | ({"null"} if group == "experiment" else set()))
+    names = {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
+    return sorted(names | ({"null"} if group == "experiment" else set()))
 
 
 def top_level_keys() -> list[str]:
@@ -154,44 +154,44 @@ def top_level_keys() -> list[str]:
     return [field.name for field in fields(Config) if field.name not in GROUPS]
 
 
-def keys_of(group: str, chosen: str | None, folders: Sequence[Path]) -> list[str]:
+def keys_of(group: str, choice: str | None, folders: Sequence[Path]) -> list[str]:
     """Return the full names of a group's keys.
 
     Args:
         group: its name.
-        chosen: the option on the command line; None for the default.
+        choice: the option on the command line; None for the default.
         folders: of configuration, in the order in which they are searched.
     """
     if group in LIST_GROUPS:
-        return [f"{group}.{name}.{key}" for name in _listed(chosen) for key in _names_of(group, name, folders)]
+        return [f"{group}.{name}.{key}" for name in _listed(choice) for key in _names_of(group, name, folders)]
     schemas = GROUPS.get(group, {})
-    option = chosen or _default(group, folders)
-    found: dict[str, None] = {}
+    option = choice or _default(group, folders)
+    names: dict[str, None] = {}
     for _ in range(MAX_BASES):
         if option is None or option.startswith("base_"):
             break
         node = _read(group, option, folders)
-        own = node.get(group, {}) if "experiment" not in group and group in node else node
-        found |= dict.fromkeys(key for key in own if key not in ("defaults", *GROUPS))
-        extended = (name for name in node.get("defaults") or () if isinstance(name, str) and name != "_self_")
-        option = next(extended, "").partition("@")[0] or None
+        group_node = node.get(group, {}) if "experiment" not in group and group in node else node
+        names |= dict.fromkeys(key for key in group_node if key not in ("defaults", *GROUPS))
+        bases = (name for name in node.get("defaults") or () if isinstance(name, str) and name != "_self_")
+        option = next(bases, "").partition("@")[0] or None
     schema = schemas.get((option or "").removeprefix("base_"))
     # without a choice, that of the model depends on the task
-    for each in [schema] if schema or chosen else schemas.values():
-        found |= dict.fromkeys(_names(each) if each else ())
-    return [key for name in found if (key := f"{group}.{name}") != "cluster.kind"]  # set by the choice alone
+    for candidate in [schema] if schema or choice else schemas.values():
+        names |= dict.fromkeys(_names(candidate) if candidate else ())
+    return [key for name in names if (key := f"{group}.{name}") != "cluster.kind"]  # set by the choice alone
 
 
-def _listed(chosen: str | None) -> list[str]:
+def _listed(choice: str | None) -> list[str]:
     """Return the options of a list as it is typed, such as `[first,second]`; unfinished lists, too."""
-    return [name.strip() for name in (chosen or "").strip("[]").split(",") if name.strip()]
+    return [name.strip() for name in (choice or "").strip("[]").split(",") if name.strip()]
 
 
 def _names_of(group: str, name: str, folders: Sequence[Path]) -> list[str]:
     """Return the keys of one option of a group of lists, which are below its name."""
     schema, entry = GROUPS[group].get(name), _read(group, name, folders).get(name)
-    own = [key for key in entry if key != "_target_"] if isinstance(entry, dict) else []
-    return [*(key for key in (_names(schema) if schema else ()) if key != "_target_"), *own]
+    keys = [key for key in entry if key != "_target_"] if isinstance(entry, dict) else []
+    return [*(key for key in (_names(schema) if schema else ()) if key != "_target_"), *keys]
 
 
 def _names(schema: type, prefix: str = "") -> Iterator[str]:

@@ -52,21 +52,21 @@ def _checked(data: bytes) -> str:
 def _refuse_deep(text: str) -> None:
     """Raise if YAML is nested too deeply for libyaml, which would end the process, or too large without its aliases."""
     count = 0
-    started: list[tuple[str | None, int]] = []
+    open_collections: list[tuple[str | None, int]] = []
     sizes: dict[str, int] = {}
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = started.pop()
+            anchor, before = open_collections.pop()
             if anchor is not None:
                 sizes[anchor] = count - before
         elif isinstance(event, yaml.CollectionStartEvent):
-            started.append((event.anchor, count))
+            open_collections.append((event.anchor, count))
         elif isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in started):
+            if any(anchor == event.anchor for anchor, _ in open_collections):
                 raise ValueError(f"*{event.anchor} contains itself")
             count += sizes.get(event.anchor or "", 0)
         count += 1
-        if len(started) > MAX_DEPTH:
+        if len(open_collections) > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
         if count > MAX_VALUES:
             raise ValueError(f"it has more than {MAX_VALUES} values")
@@ -105,8 +105,8 @@ def read_plain_values(path: Path, keys: Collection[str]) -> dict[str, Any]:
     """
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
         # an alias of an anchor under another key, for example, is an error here
-        if (found := _from_blocks(read_bytes(path).decode(), keys)) is not None:
-            return found
+        if (block_values := _from_blocks(read_bytes(path).decode(), keys)) is not None:
+            return block_values
     config, values = read_plain_config(path), dict[str, Any]()
     for key in keys:
         group, _, name = key.rpartition(".")
@@ -124,7 +124,7 @@ def _from_blocks(text: str, keys: Collection[str]) -> dict[str, Any] | None:
     by_key = {block["key"]: block[0] for block in blocks}
     if len(by_key) < len(blocks):
         return None
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in keys:
         group, _, name = key.partition(".")
         block = by_key.get(group, "")
@@ -136,8 +136,8 @@ def _from_blocks(text: str, keys: Collection[str]) -> dict[str, Any] | None:
         elif name or len(block) > UNCHECKED_BYTES // 4:  # characters may have several bytes
             return None
         if block:
-            found[key] = _value(block, group)
-    return found
+            values[key] = _value(block, group)
+    return values
 
 
 def _value(block: str, key: str) -> Any:
@@ -152,11 +152,11 @@ def is_program(path: Path) -> bool:
     return "run" in read_plain_config(path)
 
 
-MAY_BE_SECRET = ("cluster.env", "cluster.container.env", "cluster.setup", "notify.command")
+SECRET_KEYS = ("cluster.env", "cluster.container.env", "cluster.setup", "notify.command")
 """Keys that, with those below them, are neither sent to services nor shown in reports."""
 
 
 def may_be_secret(key: str) -> bool:
     """Return whether a key is one of them, however many plus signs precede it."""
     key = key.lstrip("+")
-    return any(key == name or key.startswith(f"{name}.") for name in MAY_BE_SECRET)
+    return any(key == name or key.startswith(f"{name}.") for name in SECRET_KEYS)

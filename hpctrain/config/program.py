@@ -36,14 +36,14 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def command_of(config: ProgramConfig) -> list[str]:
     """Return the program and its arguments, with the values of `args`; other braces stay as they are."""
     values = values_of_args(config)
-    return [PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in config.run.command]
+    return [PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word) for word in config.run.command]
 
 
 def placeholders(config: ProgramConfig) -> tuple[list[str], list[str]]:
     """Return the keys of `args` that the command doesn't use, and those that it uses and that aren't set."""
-    used = dict.fromkeys(found[1] for word in config.run.command for found in PLACEHOLDER.finditer(word))
+    used_keys = dict.fromkeys(match[1] for word in config.run.command for match in PLACEHOLDER.finditer(word))
     values = values_of_args(config)
-    return [key for key in values if key not in used], [key for key in used if key not in values]
+    return [key for key in values if key not in used_keys], [key for key in used_keys if key not in values]
 
 
 def values_of_args(config: ProgramConfig) -> dict[str, str]:
@@ -68,8 +68,8 @@ def default_text(value: object) -> str:
 def default_name(command: Sequence[str]) -> str:
     """Return the name of a run without one: its script's, such as `train` for `torchrun train.py`, or its program's."""
     scripts = [word for word in command[1:] if Path(word).suffix in INTERPRETERS]
-    named = next(iter(scripts), None) or _module(command) or command[0]
-    stem = re.sub(r"[^A-Za-z0-9_.+-]", "_", Path(named).stem).lstrip(".+-")
+    program = next(iter(scripts), None) or _module(command) or command[0]
+    stem = re.sub(r"[^A-Za-z0-9_.+-]", "_", Path(program).stem).lstrip(".+-")
     return stem[:200] or "program"
 
 
@@ -121,7 +121,7 @@ def _check_args(key: str, values: Mapping[str, object]) -> None:
         inside = f"{key}.{name}"
         if isinstance(value, Mapping):
             _check_args(inside, value)
-        elif isinstance(value, list) and any(isinstance(one, Mapping | list) for one in value):
+        elif isinstance(value, list) and any(isinstance(element, Mapping | list) for element in value):
             raise ConfigError(inside, value, "contains another list or mapping", "write a list of single values")
 
 
@@ -129,8 +129,8 @@ def _refuse_unset(config: ProgramConfig) -> None:
     """Refuse `{args.NAME}` without a value: the program would get these characters, perhaps after hours in a queue."""
     values = values_of_args(config)
     for word in config.run.command:
-        for found in () if CODE.search(word) else PLACEHOLDER.finditer(word):
-            if (key := found[1]) not in values:
+        for match in () if CODE.search(word) else PLACEHOLDER.finditer(word):
+            if (key := match[1]) not in values:
                 near = difflib.get_close_matches(key, values, n=1)
                 remedy = f"did you mean {{{near[0]}}}?" if near else f"add {key}=VALUE before --"
                 raise ConfigError("run.command", word, f"{key} is not set", remedy)
@@ -138,15 +138,15 @@ def _refuse_unset(config: ProgramConfig) -> None:
 
 def _refuse_assignment(command: Sequence[str]) -> None:
     """Refuse a key of hpctrain, or a variable of a shell, in the place of the program."""
-    found = ASSIGNMENT.fullmatch(command[0])
-    if found is None or shutil.which(command[0]) is not None:
+    match = ASSIGNMENT.fullmatch(command[0])
+    if match is None or shutil.which(command[0]) is not None:
         return
-    if found[1] in ProgramConfig.__dataclass_fields__:
+    if match[1] in ProgramConfig.__dataclass_fields__:
         problem, key = "keys of hpctrain stand before --", command[0]
     else:
         problem, key = "there is no shell that sets a variable", f"cluster.env.{command[0]}"
-    rest = shlex.join(command[1:]) or "COMMAND"
-    remedy = f"write python -m hpctrain run {shlex.quote(key)} -- {rest}"
+    program = shlex.join(command[1:]) or "COMMAND"
+    remedy = f"write python -m hpctrain run {shlex.quote(key)} -- {program}"
     raise ConfigError("run.command", command[0], problem, remedy)
 
 
@@ -196,8 +196,8 @@ def _check_executable(word: str) -> None:
     path, is_script = Path(word), Path(word).suffix in INTERPRETERS
     interpreter = interpreter_of(word)
     if path.is_file() and path.name == word:  # a program without a slash is looked for in PATH alone
-        own = f"./{word}"
-        remedy = f"write {interpreter} {word}" + (f", or {own}" if shutil.which(own) else "")
+        local_path = f"./{word}"
+        remedy = f"write {interpreter} {word}" + (f", or {local_path}" if shutil.which(local_path) else "")
         raise ConfigError("run.command", word, "is a file of this folder, which isn't in PATH", remedy)
     if path.is_file():
         remedy = f"chmod +x {word}, or name its interpreter: -- {interpreter} {word}"
@@ -212,14 +212,14 @@ def _check_executable(word: str) -> None:
 def program_warnings(config: ProgramConfig) -> list[str]:
     """Return a line on each setting that works, but is probably a mistake."""
     unused, unset = placeholders(config)
-    found = [f"{key} is not in the command: write {{{key}}} where its value belongs" for key in unused]
-    found += [f"{{{key}}} stays as it is, because {key} is not set: add {key}=VALUE" for key in unset]
+    warnings = [f"{key} is not in the command: write {{{key}}} where its value belongs" for key in unused]
+    warnings += [f"{{{key}}} stays as it is, because {key} is not set: add {key}=VALUE" for key in unset]
     launcher = _launcher_per_rank(config, resources_of(config))
     if launcher is not None:
-        found.append(f"{launcher.problem}; {launcher.remedy}")
+        warnings.append(f"{launcher.problem}; {launcher.remedy}")
     if isinstance(config.cluster, Slurm):
         word = command_of(config)[0]
         if shutil.which(word) is None and config.cluster.container.image is None:
             remedy = either(["correct it", "load its module in cluster.setup"])
-            found.append(f"{word} is not in PATH on this machine: it must be on the nodes; {remedy}")
-    return found
+            warnings.append(f"{word} is not in PATH on this machine: it must be on the nodes; {remedy}")
+    return warnings

@@ -45,7 +45,7 @@ class Checked:
 
     @property
     def prefix(self) -> str:
-        """What precedes a field's name in its full key: the group, which has a module of the same name."""
+        """Beginning of the fields' full keys: the group, which has a module of the same name."""
         return f"{type(self).__module__.rpartition('.')[2]}."
 
     def __post_init__(self) -> None:
@@ -89,12 +89,12 @@ def wrong_type(schema: type, name: str, key: str, value: object) -> ConfigError:
         return ConfigError(key, value, "is too large", REFERENCE)
     hint = get_type_hints(schema).get(name)
     types = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    known = [TYPES[found] for one in types if (found := get_origin(one) or one) in TYPES]
-    problem = f"must be {' or '.join(known)}" if known else "has the wrong type"
+    names = [TYPES[origin] for member in types if (origin := get_origin(member) or member) in TYPES]
+    problem = f"must be {' or '.join(names)}" if names else "has the wrong type"
     return ConfigError(key, repr(value), problem, REFERENCE)
 
 
-def typed(schema: type[Schema], key: str, values: Mapping[str, Any], **required: object) -> Schema:
+def to_schema(schema: type[Schema], key: str, values: Mapping[str, Any], **required: object) -> Schema:
     """Convert and check keys that belong to a schema's class and stand elsewhere than its own group.
 
     Args:
@@ -110,17 +110,17 @@ def typed(schema: type[Schema], key: str, values: Mapping[str, Any], **required:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema(**required)), dict(values)))
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema(**required)), dict(values)))
     except ConfigError as error:
-        own = re.compile(rf"(?<![\w.]){error.key.partition('.')[0]}\.")
-        named, problem, remedy = (own.sub(f"{key}.", text) for text in (error.key, error.problem, error.remedy))
-        raise ConfigError(named, error.value, problem, remedy) from None
+        group = re.compile(rf"(?<![\w.]){error.key.partition('.')[0]}\.")
+        full_key, problem, remedy = (group.sub(f"{key}.", text) for text in (error.key, error.problem, error.remedy))
+        raise ConfigError(full_key, error.value, problem, remedy) from None
     except (OmegaConfBaseException, OverflowError) as error:
         large = (name for name, value in values.items() if isinstance(value, int) and abs(value) > MAX_INTEGER)
         name = str(getattr(error, "full_key", None) or next(large, "")).partition("[")[0]
         raise wrong_type(schema, name, f"{key}.{name}", values.get(name)) from error
-    assert isinstance(made, schema)
-    return made
+    assert isinstance(config, schema)
+    return config
 
 
 # resolving the annotations takes longer than the checks, and a sweep checks every run

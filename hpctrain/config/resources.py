@@ -16,7 +16,7 @@ from hpctrain.config.visible_gpus import installed_build, visible_gpus
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 
-SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 """The variable by which newer versions of NCCL let ranks share a GPU."""
 PIECES_PER_STAGE = 4
 """Micro-batches for each place in a pipeline, if a share has so many samples: ranks then wait for less than a fifth of
@@ -27,7 +27,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a run requests; derived once, and passed down.
+    """Nodes, processes, GPUs and cores that a run requests; derived once, and passed down.
 
     Attributes:
         num_nodes: without spare nodes.
@@ -84,11 +84,11 @@ def resources_of(config: RunConfig, environ: Mapping[str, str] = os.environ) -> 
     """
     cluster = config.cluster
     build = "any" if isinstance(config, ProgramConfig) else None
-    here = 0 if isinstance(cluster, Slurm) else visible_gpus(environ, build=build)
-    gpus = here if cluster.gpus_per_node is None else cluster.gpus_per_node
-    if not isinstance(cluster, Slurm) and gpus is not None and here is not None and gpus > here:
-        if here:
-            problem, remedy = f"this machine has only {counted(here, 'visible GPU')}", f"set it to {here} or less"
+    present = 0 if isinstance(cluster, Slurm) else visible_gpus(environ, build=build)
+    gpus = present if cluster.gpus_per_node is None else cluster.gpus_per_node
+    if not isinstance(cluster, Slurm) and gpus is not None and present is not None and gpus > present:
+        if present:
+            problem, remedy = f"this machine has only {counted(present, 'visible GPU')}", f"set it to {present} or less"
         else:
             cannot = "the installed torch is built without CUDA" if build is None and installed_build() == "cpu" else ""
             problem = cannot or "this machine has no visible GPU"
@@ -135,16 +135,16 @@ def require_gpu_for_each_rank(config: Config, resources: Resources, environ: Map
     processes, gpus = resources.processes_per_node, resources.gpus_per_node
     if not gpus or processes == 1 or config.parallel.backend == "gloo":
         return
-    if {**environ, **config.cluster.env}.get(SHARING):
+    if {**environ, **config.cluster.env}.get(SHARED_GPU_VARIABLE):
         return
-    each = config.cluster.gpus_per_process
-    if processes * each <= gpus:
+    per_process = config.cluster.gpus_per_process
+    if processes * per_process <= gpus:
         return
     problem = (
-        f"{processes} processes with {counted(each, 'GPU')} each need {processes * each} GPUs per node, but a node has "
-        f"{gpus}, and with NCCL no two ranks may share a GPU"
+        f"{processes} processes with {counted(per_process, 'GPU')} each need {processes * per_process} GPUs per node, "
+        f"but a node has {gpus}, and with NCCL no two ranks may share a GPU"
     )
-    fitting = gpus // each
+    fitting = gpus // per_process
     remedy = f"set it to {fitting}, or add parallel.backend=gloo" if fitting else "set cluster.gpus_per_process=1"
     raise ConfigError("cluster.processes_per_node", processes, problem, remedy)
 
@@ -261,19 +261,16 @@ def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_
     among = counted_shares(world_size, ranks_each)
     if ranks_each > 1:
         among = f"{among} that share samples{',' * bool(micro_batch_size)}"
-    each = f" with micro-batches of {micro_batch_size}" if micro_batch_size else ""
-    pieces, rest = divmod(global_batch_size, micro_batch_size or 1)
+    micro_batches = f" with micro-batches of {micro_batch_size}" if micro_batch_size else ""
+    pieces, remainder = divmod(global_batch_size, micro_batch_size or 1)
     # a bound, since a batch may have billions of samples
-    fitting = [] if rest else [n for n in range(1, min(pieces, MAX_NODES) + 1) if pieces % n == 0]
+    fitting = [] if remainder else [n for n in range(1, min(pieces, MAX_NODES) + 1) if pieces % n == 0]
     names = [str(n * ranks_each) for n in sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:SHOWN])]
     noun = "process" if names == ["1"] else "processes"
     worlds = f", or run {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {noun}" if names else ""
-    raise ConfigError(
-        "trainer.global_batch_size",
-        global_batch_size,
-        f"cannot be divided among {among}{each}",
-        f"set it to {' or '.join(map(str, sizes))}{worlds}",
-    )
+    problem = f"cannot be divided among {among}{micro_batches}"
+    remedy = f"set it to {' or '.join(map(str, sizes))}{worlds}"
+    raise ConfigError("trainer.global_batch_size", global_batch_size, problem, remedy)
 
 
 def node_counts(config: RunConfig, resources: Resources) -> tuple[int, ...]:
@@ -289,7 +286,7 @@ def node_counts(config: RunConfig, resources: Resources) -> tuple[int, ...]:
     """
     least = _min_nodes(config)
     fewer = range(resources.num_nodes - 1, least - 1, -1) if least is not None else ()
-    return (resources.num_nodes, *(number for number in fewer if _problem(config, resources, number) is None))
+    return (resources.num_nodes, *(number for number in fewer if _node_count_error(config, resources, number) is None))
 
 
 def check_node_counts(config: RunConfig, resources: Resources) -> None:
@@ -302,29 +299,28 @@ def check_node_counts(config: RunConfig, resources: Resources) -> None:
     Raises:
         ConfigError: it is more than `nodes`, or no smaller number of nodes works.
     """
-    least = _min_nodes(config)
-    if least is None or least == resources.num_nodes:
+    low = _min_nodes(config)
+    if low is None or low == resources.num_nodes:
         return
     key = "cluster.min_nodes"
-    if least > resources.num_nodes:
-        raise ConfigError(key, least, f"is more than nodes={resources.num_nodes}", "lower it, or raise nodes")
+    if low > resources.num_nodes:
+        raise ConfigError(key, low, f"is more than nodes={resources.num_nodes}", "lower it, or raise nodes")
     if len(node_counts(config, resources)) == 1:
-        most = resources.num_nodes - 1
-        problem = _problem(config, resources, most)
+        high = resources.num_nodes - 1
+        problem = _node_count_error(config, resources, high)
         assert problem is not None
-        why = f"the run can't train on {most} nodes" if least == most else f"no number from {least} to {most} works"
-        found = f"with {most}, {problem.key}={problem.value} {problem.problem}"
-        raise ConfigError(
-            key, least, f"{why}: {found}", f"lower it, change {problem.key}, or leave cluster.min_nodes out"
-        )
+        why = f"the run can't train on {high} nodes" if low == high else f"no number from {low} to {high} works"
+        example = f"with {high}, {problem.key}={problem.value} {problem.problem}"
+        remedy = f"lower it, change {problem.key}, or leave cluster.min_nodes out"
+        raise ConfigError(key, low, f"{why}: {example}", remedy)
 
 
 def _min_nodes(config: RunConfig) -> int | None:
     return config.cluster.min_nodes if isinstance(config.cluster, Slurm) else None
 
 
-def _problem(config: RunConfig, resources: Resources, number: int) -> ConfigError | None:
-    """Why a number of nodes doesn't work; None if it does."""
+def _node_count_error(config: RunConfig, resources: Resources, number: int) -> ConfigError | None:
+    """Return the error for a number of nodes that doesn't work; None if it does."""
     if not isinstance(config, Config):
         return None
     local = resources.processes_per_node

@@ -1,6 +1,7 @@
 """All keys of a run: their schema, which of them decide the weights, and what makes a composed configuration typed.
 
-The schema is registered with Hydra as ``base_NAME``, which the files of ``conf/`` extend.
+The schema is registered with Hydra as ``base_NAME``, which the files of ``conf/`` extend. Without it, the ranks would
+be the first to notice a mistyped key, perhaps after hours in a queue.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from hpctrain.config.trainer import Trainer
 from hpctrain.errors import ConfigError
 
 OPEN_GROUPS = ("task", "model", "optimizer", "callbacks")
-"""Groups whose keys are arguments of the class in `_target_`."""
-OPEN_OF_PROGRAMS = ("args",)
+"""Groups whose keys are arguments of the class in `_target_`, so that any class works without registration."""
+OPEN_PROGRAM_GROUPS = ("args",)
 """Groups of a program's run whose keys the user chooses."""
-OWN_KEYS = ("put keys of your own under task, model or optimizer", "put values of your own under args")
+OWN_KEY_REMEDIES = ("put keys of your own under task, model or optimizer", "put values of your own under args")
 """Where keys of their own belong in a training, and in a program's run."""
 
 FOLDER_NAME = require.that(
@@ -47,8 +48,8 @@ FOLDER_NAME = require.that(
     quoted=True,
 )
 NOT_EMPTY = require.that(str.strip, "is empty", "name a folder, or omit the key", quoted=True)
-A_RUN = require.that(str.strip, "contains an empty name", "name runs: after=RUN,RUN; after=[] for none", quoted=True)
-OWNER_MAY_ALL = require.that(
+RUN_NAME = require.that(str.strip, "contains an empty name", "name runs: after=RUN,RUN; after=[] for none", quoted=True)
+OCTAL_MODE = require.that(
     lambda mode: re.fullmatch(r"0?2?7[0-7][0145]", mode),
     "must be octal, give the owner all permissions, and not let every user of the machine write",
     "set {key}='0750'",
@@ -57,7 +58,7 @@ OWNER_MAY_ALL = require.that(
 
 @dataclass(kw_only=True, slots=True)
 class RunConfig(require.Checked):
-    """What launching, supervising and showing a run depends on."""
+    """Keys on which launching, supervising and showing a run depend."""
 
     prefix = ""
 
@@ -68,10 +69,10 @@ class RunConfig(require.Checked):
     run_dir: Annotated[str | None, require.single_line, NOT_EMPTY] = None
     """Run directory, which contains everything about the run; null: runs/NAME/DATE_TIME."""
     # a text: as a number, YAML 1.1 would read 0750 as 488
-    run_mode: Annotated[str, OWNER_MAY_ALL] = "0750"
+    run_mode: Annotated[str, OCTAL_MODE] = "0750"
     """Octal permissions of the run directory, of a sweep's directory, and of everything that a run creates in them,
     whatever the umask; 2770 lets a group share runs."""
-    after: Annotated[list[str], require.each(require.single_line), require.each(A_RUN)] = field(default_factory=list)
+    after: Annotated[list[str], require.each(require.single_line), require.each(RUN_NAME)] = field(default_factory=list)
     """Start when these runs have completed: their directories, their names under runs/, or a sweep for all of its runs;
     after=RUN,RUN needs no brackets, also in a sweep, where every run waits for all of them."""
     after_failure: Annotated[str, require.one_of("end", "start", "wait")] = "end"
@@ -228,36 +229,15 @@ def _schemas() -> dict[str, Any]:
 
 
 DECIDES_THE_WEIGHTS = (
-    "seed",
-    "task",
-    "model",
-    "data.shuffle",
-    "data.drop_last",
-    "optimizer",
-    "schedule",
-    "precision.kind",
-    "precision.initial_loss_scale",
-    "precision.loss_scale_growth_steps",
-    "trainer.global_batch_size",
-    "trainer.micro_batch_size",
-    "trainer.compile",
-    "trainer.compile_mode",
-    "trainer.channels_last",
-    "trainer.clip_grad_norm",
-    "trainer.clip_grad_value",
-    "parallel.kind",
-    "parallel.gradient_compression",
-    "parallel.bucket_cap_mb",
-    "parallel.find_unused_parameters",
+    *("seed", "task", "model", "optimizer", "schedule", "init_from", "init_match", "init_strict"),
+    *("data.shuffle", "data.drop_last"),
+    *("precision.kind", "precision.initial_loss_scale", "precision.loss_scale_growth_steps"),
+    *("trainer.global_batch_size", "trainer.micro_batch_size", "trainer.clip_grad_norm", "trainer.clip_grad_value"),
+    *("trainer.compile", "trainer.compile_mode", "trainer.channels_last"),
+    *("trainer.ema_decay", "trainer.sync_batchnorm"),
+    *("parallel.kind", "parallel.gradient_compression", "parallel.bucket_cap_mb", "parallel.find_unused_parameters"),
     *(f"parallel.{name}" for name in DIVISION_BY_MESH),
-    "trainer.ema_decay",
-    "init_from",
-    "init_match",
-    "init_strict",
-    "trainer.sync_batchnorm",
-    "args",
-    "run.command",
-    "run.processes",
+    *("args", "run.command", "run.processes"),
 )
 """Keys and groups of keys that change the weights, even if only by the rounding of sums. The last three are those of a
 program."""
@@ -309,8 +289,8 @@ def stored_texts(plain: Mapping[str, Any]) -> dict[str, str]:
 
 def config_digest(config: Config) -> str:
     """Return the SHA-256, in hex, of the keys that decide the weights and their values, as sorted JSON."""
-    chosen = {key: value for key, value in flat(config).items() if decides_the_weights(key)}
-    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+    values = {key: value for key, value in flat(config).items() if decides_the_weights(key)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 AnyConfig = TypeVar("AnyConfig", bound=RunConfig)
@@ -327,14 +307,14 @@ def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
         ConfigError: an unknown key or an invalid value.
         OmegaConfBaseException: a missing value, a wrong type or an interpolation of a key that doesn't exist.
     """
-    known, names = {item.name for item in fields(schema)}, set(map(str, node))
-    for name in sorted(names - known):
-        raise ConfigError(name, node[name], "is not a known key", OWN_KEYS[schema is ProgramConfig])
-    for name in sorted(known - names):
+    field_names, names = {item.name for item in fields(schema)}, set(map(str, node))
+    for name in sorted(names - field_names):
+        raise ConfigError(name, node[name], "is not a known key", OWN_KEY_REMEDIES[schema is ProgramConfig])
+    for name in sorted(field_names - names):
         raise ConfigError(f"~{name}", None, "is required", "do not remove it")
-    beyond = list(_beyond_the_schema(node))
+    extra = list(_extra_keys(node))
     open_groups = _open_groups(node)
-    for key in beyond:
+    for key in extra:
         if key.partition(".")[0] not in open_groups:
             raise ConfigError(key, OmegaConf.select(node, key), "is not a known key", "remove it, or correct it")
     plain = {
@@ -343,7 +323,7 @@ def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
         if isinstance(node[key], DictConfig)
     }
     # to_object sets every key as an attribute, which slots refuse for those that the class lacks
-    for key in beyond:
+    for key in extra:
         group, _, name = key.rpartition(".")
         inside = OmegaConf.select(node, group)
         OmegaConf.set_struct(inside, False)
@@ -357,19 +337,19 @@ def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
 
 def _open_groups(node: DictConfig) -> tuple[str, ...]:
     if "schedule" not in node:
-        return OPEN_OF_PROGRAMS
+        return OPEN_PROGRAM_GROUPS
     # without a type: stored, with the arguments of a class
     is_open = OmegaConf.get_type(node.schedule) in (schedule.Custom, dict)
     return (*OPEN_GROUPS, "schedule") if is_open else OPEN_GROUPS
 
 
-def _beyond_the_schema(node: DictConfig, prefix: str = "") -> Iterator[str]:
+def _extra_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
     """Yield the full names of the keys that were added to a typed group."""
     schema = OmegaConf.get_type(node)
-    known = {item.name for item in fields(schema)} if is_dataclass(schema) else None
+    field_names = {item.name for item in fields(schema)} if is_dataclass(schema) else None
     for name in map(str, node):
         key = f"{prefix}{name}"
-        if known is not None and name not in known:
+        if field_names is not None and name not in field_names:
             yield key
         elif isinstance(inside := node._get_node(name), DictConfig) and not inside._is_none():
-            yield from _beyond_the_schema(inside, f"{key}.")
+            yield from _extra_keys(inside, f"{key}.")

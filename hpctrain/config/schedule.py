@@ -116,10 +116,10 @@ def schedule_of(key: str, node: Mapping[str, Any]) -> AnySchedule:
     schema = schema_of(node)
     if issubclass(schema, Custom):
         return node
-    known = [item.name for item in fields(schema)]
+    names = [item.name for item in fields(schema)]
     for name in node:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            remedy = f"did you mean {key}.{near[0]}?" if near else f"it has {', '.join(known)}"
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            remedy = f"did you mean {key}.{near[0]}?" if near else f"it has {', '.join(names)}"
             raise ConfigError(f"{key}.{name}", node[name], "is not a known key", remedy)
-    return require.typed(schema, key, node)
+    return require.to_schema(schema, key, node)

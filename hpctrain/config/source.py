@@ -46,13 +46,13 @@ class AbsentError(UnknownError):
     Args:
         module: its dotted name; empty if the first module of a path is absent.
         name: what was looked up.
-        known: the names that it has.
+        existing_names: the names that it has.
     """
 
-    def __init__(self, module: str, name: str, known: Sequence[str]) -> None:
+    def __init__(self, module: str, name: str, existing_names: Sequence[str]) -> None:
         self.module = module
         self.name = name
-        self.known = known
+        self.existing_names = existing_names
         super().__init__(f"the module {module} has no {name}")
 
 
@@ -83,7 +83,7 @@ class ModuleSource:
         try:
             spec = PathFinder.find_spec(name, list(map(str, self.folders)))
         except KeyError:  # Python looks up the parent of a namespace package among the imported modules
-            return ModuleSource(name, folders=tuple(path for each in self.folders if (path := each / part).is_dir()))
+            return ModuleSource(name, folders=tuple(path for base in self.folders if (path := base / part).is_dir()))
         return None if spec is None else ModuleSource.of(name, spec)
 
     def names(self) -> dict[str, list[ast.AST]]:
@@ -101,7 +101,7 @@ class ModuleSource:
             state = self.path.stat()
             if state.st_size > MAX_BYTES:
                 raise UnknownError
-            return _names(self.path, state.st_mtime_ns)
+            return _bound_names(self.path, state.st_mtime_ns)
         except (OSError, ValueError, RecursionError) as error:
             raise UnknownError from error
         except SyntaxError as error:
@@ -127,14 +127,14 @@ def find_module(dotted: str) -> tuple[ModuleSource, list[str]]:
         AbsentError: there is no module of the name's first part.
         UnknownError: its first part was imported from no file.
     """
-    first, *rest = dotted.split(".")
-    spec = _spec(first) if first else None
+    first, *attributes = dotted.split(".")
+    spec = _find_spec(first) if first else None
     if spec is None:
         raise AbsentError("", first, ())
     source = ModuleSource.of(first, spec)
-    while rest and (inside := source.submodule(rest[0])) is not None:
-        source, rest = inside, rest[1:]
-    return source, rest
+    while attributes and (inside := source.submodule(attributes[0])) is not None:
+        source, attributes = inside, attributes[1:]
+    return source, attributes
 
 
 def find_definition(source: ModuleSource, name: str, hops: int = MAX_HOPS) -> tuple[ModuleSource, Definition]:
@@ -152,8 +152,8 @@ def find_definition(source: ModuleSource, name: str, hops: int = MAX_HOPS) -> tu
         if source.submodule(name) is not None:
             raise UnknownError
         raise AbsentError(source.name, name, [*names, *_submodules(source)])
-    bound, *others = names[name]
-    if others or not hops:
+    bound, *rebindings = names[name]
+    if rebindings or not hops:
         raise UnknownError
     if isinstance(bound, Definition):
         return source, bound
@@ -161,8 +161,8 @@ def find_definition(source: ModuleSource, name: str, hops: int = MAX_HOPS) -> tu
         raise UnknownError
     original = next(alias.name for alias in bound.names if name in (alias.asname, alias.name))
     try:
-        module, rest = find_module(source.absolute(bound))
-        if rest:
+        module, attributes = find_module(source.absolute(bound))
+        if attributes:
             raise UnknownError
         return find_definition(module, original, hops - 1)
     except (AbsentError, SyntaxError) as error:
@@ -178,12 +178,12 @@ def definition_of(target: str) -> tuple[ModuleSource, Definition]:
         SyntaxError: the module isn't valid Python.
     """
     module, _, last = target.rpartition(".")
-    source, rest = find_module(module)
-    name, *inner = [*rest, last]
-    found = find_definition(source, name)
+    source, attributes = find_module(module)
+    name, *inner = [*attributes, last]
+    definition = find_definition(source, name)
     if inner:
         raise UnknownError
-    return found
+    return definition
 
 
 def qualified_name(source: ModuleSource, expression: ast.expr) -> str:
@@ -196,8 +196,8 @@ def qualified_name(source: ModuleSource, expression: ast.expr) -> str:
         return f"{qualified_name(source, expression.value)}.{expression.attr}"
     if not isinstance(expression, ast.Name):
         raise UnknownError
-    bound, *others = source.names().get(expression.id, [None])
-    if others:
+    bound, *rebindings = source.names().get(expression.id, [None])
+    if rebindings:
         raise UnknownError
     if bound is None:
         return expression.id  # a builtin
@@ -205,7 +205,7 @@ def qualified_name(source: ModuleSource, expression: ast.expr) -> str:
         return f"{source.name}.{expression.id}"
     if not isinstance(bound, ast.Import | ast.ImportFrom):
         raise UnknownError
-    alias = next(one for one in bound.names if expression.id in (one.asname, one.name.split(".")[0]))
+    alias = next(alias for alias in bound.names if expression.id in (alias.asname, alias.name.split(".")[0]))
     if isinstance(bound, ast.ImportFrom):
         return f"{source.absolute(bound)}.{alias.name}"
     return alias.name if alias.asname else expression.id
@@ -213,7 +213,7 @@ def qualified_name(source: ModuleSource, expression: ast.expr) -> str:
 
 @contextmanager
 def working_directory_replaced(folder: Path, original: Path) -> Iterator[None]:
-    """Inside the context, and in its thread alone, modules are found in a folder instead of the working directory.
+    """Context manager in which modules are found in a folder instead of the working directory; in its thread alone.
 
     Args:
         folder: the copy of the working directory.
@@ -226,7 +226,7 @@ def working_directory_replaced(folder: Path, original: Path) -> Iterator[None]:
         _replaced.reset(token)
 
 
-def _spec(name: str) -> ModuleSpec | None:
+def _find_spec(name: str) -> ModuleSpec | None:
     folder, original = _replaced.get() or (Path.cwd(), None)
     if name in sys.modules and (name == "hpctrain" or not _is_of(sys.modules[name], original)):
         spec = getattr(sys.modules[name], "__spec__", None)
@@ -237,9 +237,9 @@ def _spec(name: str) -> ModuleSpec | None:
     if not sys.flags.safe_path:
         places.insert(0, str(folder))  # as the ranks have it
     finders = [finder for finder in sys.meta_path if finder is not PathFinder]
-    found = PathFinder.find_spec(name, places)
+    path_spec = PathFinder.find_spec(name, places)
     # such as those of editable installations
-    return found or next(filter(None, (finder.find_spec(name, None) for finder in finders)), None)
+    return path_spec or next(filter(None, (finder.find_spec(name, None) for finder in finders)), None)
 
 
 def _is_of(module: object, folder: Path | None) -> bool:
@@ -267,7 +267,7 @@ def syntax_tree(text: bytes, path: Path) -> ast.Module:
 
 
 @functools.lru_cache(maxsize=64)  # a sweep reads the same files for each of its runs
-def _names(path: Path, _mtime_ns: int) -> dict[str, list[ast.AST]]:
+def _bound_names(path: Path, _mtime_ns: int) -> dict[str, list[ast.AST]]:
     text = path.read_bytes()
     if DYNAMIC.search(text):
         raise UnknownError
@@ -275,9 +275,9 @@ def _names(path: Path, _mtime_ns: int) -> dict[str, list[ast.AST]]:
     names: dict[str, list[ast.AST]] = {}
     for name, statement in bindings(module.body):
         names.setdefault(name, []).append(statement)
-    for each in ast.walk(module) if b"global" in text else ():
-        for name in each.names if isinstance(each, ast.Global) else ():
-            names.setdefault(name, []).append(each)
+    for node in ast.walk(module) if b"global" in text else ():
+        for name in node.names if isinstance(node, ast.Global) else ():
+            names.setdefault(name, []).append(node)
     if "*" in names or "__getattr__" in names:
         raise UnknownError
     return names
@@ -343,7 +343,7 @@ def lineage(source: ModuleSource, node: ast.ClassDef) -> tuple[Chain, Sequence[s
         bound = list(bindings(node.body))
         special = any(name in ("__new__", "__init_subclass__") for name, _ in bound)
         constructors = [statement for name, statement in bound if name == "__init__"]
-        plain = len(constructors) <= 1 and all(isinstance(one, ast.FunctionDef) for one in constructors)
+        plain = len(constructors) <= 1 and all(isinstance(definition, ast.FunctionDef) for definition in constructors)
         decorated = not all(_is_dataclass(source, decorator) for decorator in node.decorator_list)
         if node.keywords or special or not plain or decorated or len(chain) > MAX_HOPS:
             raise UnknownError
@@ -358,8 +358,8 @@ def lineage(source: ModuleSource, node: ast.ClassDef) -> tuple[Chain, Sequence[s
 
 def _is_dataclass(source: ModuleSource, decorator: ast.expr) -> bool:
     """Whether a decorator is `dataclasses.dataclass`."""
-    named = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return qualified_name(source, named) == "dataclasses.dataclass"
+    function = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return qualified_name(source, function) == "dataclasses.dataclass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,31 +386,31 @@ def signature_of(source: ModuleSource, definition: Definition) -> Signature:
         UnknownError: they can't be derived from the source alone.
     """
     if isinstance(definition, ast.FunctionDef):
-        return _of_function(definition)
+        return _function_signature(definition)
     bases, required = lineage(source, definition)
     for number, (_, node) in enumerate(bases):
-        own = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
-        if own:
-            return _of_function(own[0], method=True)
+        inits = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+        if inits:
+            return _function_signature(inits[0], method=True)
         if _generates_constructor(node):
-            return _of_fields(bases[number:])
+            return _dataclass_signature(bases[number:])
     return Signature(dict.fromkeys(required, False))
 
 
-def _of_function(node: ast.FunctionDef, *, method: bool = False) -> Signature:
+def _function_signature(node: ast.FunctionDef, *, method: bool = False) -> Signature:
     arguments = node.args
     if node.decorator_list or (method and not (arguments.posonlyargs or arguments.args)):
         raise UnknownError
     names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     optional = len(names) - len(arguments.defaults)
-    known = {name: number >= optional for number, name in enumerate(names)}
-    known |= {
+    is_optional = {name: number >= optional for number, name in enumerate(names)}
+    is_optional |= {
         argument.arg: default is not None
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     }
     if len(arguments.posonlyargs) > method:
         raise UnknownError  # no key can give these
-    return Signature(dict(list(known.items())[method:]), takes_any=arguments.kwarg is not None)
+    return Signature(dict(list(is_optional.items())[method:]), takes_any=arguments.kwarg is not None)
 
 
 def _generates_constructor(node: ast.ClassDef) -> bool:
@@ -420,9 +420,9 @@ def _generates_constructor(node: ast.ClassDef) -> bool:
     return bool(node.decorator_list) and init in ([], ["True"])
 
 
-def _of_fields(chain: Chain) -> Signature:
+def _dataclass_signature(chain: Chain) -> Signature:
     """Return the arguments of the constructor that `@dataclass` makes for the first of these classes."""
-    known: dict[str, bool] = {}
+    is_optional: dict[str, bool] = {}
     inherited: set[str] = set()  # @dataclass takes an attribute of a base for the default of a field of its name
     for source, node in reversed(chain):
         for statement in node.body if node.decorator_list else ():
@@ -431,11 +431,11 @@ def _of_fields(chain: Chain) -> Signature:
             name, annotation = statement.target.id, ast.unparse(statement.annotation).strip("'\"")
             options = _field_options(source, statement.value)
             if "ClassVar" in annotation or annotation.endswith("KW_ONLY") or options.get("init") == "False":
-                known.pop(name, None)  # also a field of a base, which this one replaces
+                is_optional.pop(name, None)  # also a field of a base, which this one replaces
             else:
-                known[name] = name in inherited or not options.keys().isdisjoint(("default", "default_factory"))
+                is_optional[name] = name in inherited or not options.keys().isdisjoint(("default", "default_factory"))
         inherited.update(name for name, _ in bindings(node.body))
-    return Signature(known)
+    return Signature(is_optional)
 
 
 def _field_options(source: ModuleSource, value: ast.expr | None) -> dict[str, str]:

@@ -21,7 +21,7 @@ from hpctrain.config.schedule import Custom, schema_of
 from hpctrain.errors import ConfigError
 from hpctrain.startup import __version__
 
-FOR_MODEL = ("name", "seed", "task", "model", "precision.kind", "trainer.eval_ema")
+MODEL_KEYS = ("name", "seed", "task", "model", "precision.kind", "trainer.eval_ema")
 """What building a run's task and model, and loading its weights, depends on."""
 
 
@@ -44,10 +44,10 @@ def load_for_model(path: Path) -> Config:
     Raises:
         ConfigError: as `load`.
     """
-    return load(path, only=FOR_MODEL)
+    return load(path, keys=MODEL_KEYS)
 
 
-def _part(stored: Any, keys: Sequence[str]) -> DictConfig:
+def _select(stored: Any, keys: Sequence[str]) -> DictConfig:
     part = OmegaConf.create()
     for key in keys:
         if (value := OmegaConf.select(stored, key)) is not None:
@@ -55,48 +55,48 @@ def _part(stored: Any, keys: Sequence[str]) -> DictConfig:
     return part
 
 
-def _refuse_unknown(path: Path, known: object, stored: object, prefix: str = "") -> None:
+def _refuse_unknown(path: Path, schema_node: object, stored: object, prefix: str = "") -> None:
     """Refuse stored keys that a typed group lacks."""
-    if not isinstance(known, DictConfig) or not isinstance(stored, DictConfig) or stored._is_none():
+    if not isinstance(schema_node, DictConfig) or not isinstance(stored, DictConfig) or stored._is_none():
         return
-    if not dataclasses.is_dataclass(OmegaConf.get_type(known)):
+    if not dataclasses.is_dataclass(OmegaConf.get_type(schema_node)):
         return  # of any keys
     for name in map(str, stored):
-        if name not in known:
+        if name not in schema_node:
             problem = f"is in {path}, but is not a key of this version of hpctrain ({__version__})"
             remedy = "if another version wrote the file (manifest.json names it), use that version"
             raise ConfigError(f"{prefix}{name}", stored._get_node(name), problem, f"{remedy}; or remove the key there")
-        _refuse_unknown(path, known._get_node(name), stored._get_node(name), f"{prefix}{name}.")
+        _refuse_unknown(path, schema_node._get_node(name), stored._get_node(name), f"{prefix}{name}.")
 
 
-def load(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] = ()) -> Config:
+def load(path: Path, overrides: list[str] | None = None, *, keys: Sequence[str] = ()) -> Config:
     """Read the configuration of a training from its ``config.yaml``, and apply overrides ``key=value``.
 
     Args:
         path: of the file.
         overrides: as typed.
-        only: full names of the keys to read; empty for all.
+        keys: full names of the keys to read; empty for all.
 
     Raises:
         ConfigError: this version doesn't know a key or a value, or the file can't be read or isn't valid YAML; or the
             run is a program's.
     """
-    config = load_run(path, overrides, only=only)
+    config = load_run(path, overrides, keys=keys)
     if not isinstance(config, Config):
         problem = "is the run of a program, not a training of hpctrain's"
         raise ConfigError("run", path.parent, problem, "name a run of a training")
     return config
 
 
-def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] = ()) -> Config | ProgramConfig:
+def load_run(path: Path, overrides: list[str] | None = None, *, keys: Sequence[str] = ()) -> Config | ProgramConfig:
     """Read the configuration of a run, a training or a program, as `load`."""
     try:
         stream = io.StringIO(read_yaml(path))
         stream.name = str(path)  # errors in the YAML name it
         stored: Any = OmegaConf.load(stream)
         is_program = "run" in stored
-        if only and not is_program:
-            stored = _part(stored, only)
+        if keys and not is_program:
+            stored = _select(stored, keys)
         command, texts = _take_run(stored) if is_program else ([], {})
         root = _root(stored, ProgramConfig if is_program else Config)
         _refuse_unknown(path, root, stored)
@@ -113,7 +113,8 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
             apply_overrides(merged, overrides)
         config = to_program(merged, command) if is_program else to_config(merged, Config)
         if isinstance(config, ProgramConfig):
-            config.run.args_as_typed = differing_texts(config, with_texts) if overrides else texts
+            texts = differing_texts(config, with_texts) if overrides else texts
+            config = dataclasses.replace(config, run=dataclasses.replace(config.run, args_as_typed=texts))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         from hpctrain.config.explain import unreadable  # for mistakes alone
 
@@ -134,14 +135,13 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
 def to_program(node: DictConfig, command: Sequence[str]) -> ProgramConfig:
     """Convert a composed or stored configuration of a program, as `to_config`; the command stays as it was typed."""
     if OmegaConf.select(node, "run.command"):
-        typed = OmegaConf.to_container(node.run.command, resolve=False)
-        raise ConfigError("run.command", typed, "is set by what follows --", USAGE)
+        typed_value = OmegaConf.to_container(node.run.command, resolve=False)
+        raise ConfigError("run.command", typed_value, "is set by what follows --", USAGE)
     if OmegaConf.select(node, "run.args_as_typed"):
-        typed = OmegaConf.to_container(node.run.args_as_typed, resolve=False)
-        raise ConfigError("run.args_as_typed", typed, "is set by the values of args", "write args.NAME=VALUE")
+        typed_value = OmegaConf.to_container(node.run.args_as_typed, resolve=False)
+        raise ConfigError("run.args_as_typed", typed_value, "is set by the values of args", "write args.NAME=VALUE")
     config = to_config(node, ProgramConfig)
-    config.run.command = list(command)
-    return config
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, command=list(command)))
 
 
 def differing_texts(config: ProgramConfig, with_texts: DictConfig) -> dict[str, str]:
@@ -167,7 +167,7 @@ def _take_run(stored: Any) -> tuple[list[str], dict[str, str]]:
         raise ValueError("run.command is not a list of texts")
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise ValueError("run.args_as_typed is not a mapping of texts")
-    stored.run.command = []
+    OmegaConf.update(stored, "run.command", [])
     stored.run.pop("args_as_typed", None)
     return list(map(str, words)), {str(key): text for key, text in texts.items()}
 
@@ -178,7 +178,7 @@ def _root(stored: Any, schema: type[RunConfig]) -> DictConfig:
     root.cluster = OmegaConf.structured(GROUPS["cluster"][OmegaConf.select(stored, "cluster.kind") or "local"])
     if schema is Config:
         # a run that lacks the key was made before it existed, and kept none
-        root.checkpoint.keep_best = 0
+        OmegaConf.update(root, "checkpoint.keep_best", 0)
         schedule = schema_of(OmegaConf.select(stored, "schedule") or {})
         root.schedule = None if schedule is Custom else OmegaConf.structured(schedule)
     return root

@@ -15,7 +15,7 @@ SAMPLERS = ("tpe", "cmaes", "gp", "random")
 
 @dataclass(kw_only=True, slots=True)
 class Sweep(require.Checked):
-    """What all kinds of sweeps have."""
+    """Keys of all kinds of sweeps."""
 
     time_limit_min: Annotated[float | None, require.above(0)] = None
     """Minutes from the command after which no further run of the sweep begins; null: no limit."""

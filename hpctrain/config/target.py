@@ -6,7 +6,6 @@ Paths that begin with `__main__` name classes of the program that imports hpctra
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import shlex
 import sys
@@ -22,12 +21,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config import require
 from hpctrain.config.optimizer import (
-    HANDLING_KEYS,
+    COMMON_OPTION_CHECKS,
     NAMED_KEYS,
-    OF_ANY_CLASS,
+    OPTION_KEYS,
     check_options,
     entries_of,
     named_optimizers,
+    require_positive,
 )
 from hpctrain.config.root import OPTIONS, Config
 from hpctrain.config.schedule import WarmUp, schedule_of
@@ -52,7 +52,7 @@ NEEDS_THE_METRIC = ("needs the metric of an evaluation, which a step doesn't hav
 MAIN = "__main__"
 PASSED_TASK = f"{MAIN}.passed_task"
 """The path of a function without a name that was passed as the task."""
-OF_SCHEDULES = ("optimizer", "total_steps", "steps_per_epoch")
+SCHEDULE_ARGUMENTS = ("optimizer", "total_steps", "steps_per_epoch")
 """Arguments that a schedule of one's own gets from hpctrain if its signature has them."""
 
 _bound: ContextVar[tuple[str, Callable[..., Any]] | None] = ContextVar("bound", default=None)
@@ -74,18 +74,20 @@ def check_targets(group: str, node: Any) -> None:
     if group == "model" and node.get("_target_") is None:
         return
     if group == "optimizer":
-        for each in named_optimizers(node):
-            check_optimizer(each.key, each.node, skipped=NAMED_KEYS if each.name else HANDLING_KEYS)
-            own = None if each.schedule is None else schedule_of(f"{each.key}.schedule", each.schedule)
-            if isinstance(own, Mapping):
-                check_schedule(f"{each.key}.schedule", own)
+        for optimizer in named_optimizers(node):
+            check_optimizer(optimizer.key, optimizer.node, skipped=NAMED_KEYS if optimizer.name else OPTION_KEYS)
+            if optimizer.schedule is not None:
+                key = f"{optimizer.key}.schedule"
+                schedule = schedule_of(key, optimizer.schedule)
+                if isinstance(schedule, Mapping):
+                    check_schedule(key, schedule)
     elif group == "schedule":
         check_schedule(group, node)
     elif group == "callbacks":
         for name, entry in node.items():
             _check_callback(f"callbacks.{name}", entry)
     else:
-        _check(group, node)
+        _check_target(group, node)
 
 
 def check_optimizer(key: str, node: Mapping[str, Any], *, skipped: Collection[str]) -> None:
@@ -101,16 +103,14 @@ def check_optimizer(key: str, node: Mapping[str, Any], *, skipped: Collection[st
     """
     if node.get("_target_") in LBFGS:
         raise ConfigError(f"{key}._target_", node["_target_"], NEEDS_A_CLOSURE, "choose another class of torch.optim")
-    rate = node.get("lr", 1.0)
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
-        raise ConfigError(f"{key}.lr", rate, "must be a number above 0", f"set {key}.lr to one")
+    require_positive(f"{key}.lr", node.get("lr", 1.0), f"set {key}.lr to one")
     # the class gets the parameters first
-    known = _check(key, node, skipped=skipped, positional=1)
-    own = {name: value for name, value in node.items() if name not in skipped and name != "_target_"}
-    _check_values(key, node["_target_"], own)
-    schema = _shipped(node)
+    argument_names = _check_target(key, node, skipped=skipped, positional=1)
+    class_options = {name: value for name, value in node.items() if name not in skipped and name != "_target_"}
+    _check_values(key, node["_target_"], class_options)
+    schema = _shipped_schema(node)
     for entry in entries_of(key, node):
-        check_options(entry, known, own)
+        check_options(entry, argument_names, class_options)
         _check_values(entry.key, node["_target_"], entry.options)
         for name, value in entry.options.items():
             try:
@@ -123,11 +123,11 @@ def check_optimizer(key: str, node: Mapping[str, Any], *, skipped: Collection[st
 def _check_values(key: str, target: str, options: Mapping[str, Any]) -> None:
     """Check the values of options that are known for the class, or mean the same in any class."""
     if (schema := _schema_of(target, "optimizer")) is not None:
-        _check_given(schema, key, options)
+        _check_values_by_schema(schema, key, options)
     for name, value in options.items():
         # no class of torch.optim takes null for a number
         if value is not None or target.startswith("torch.optim."):
-            for check in OF_ANY_CLASS.get(name, ()):
+            for check in COMMON_OPTION_CHECKS.get(name, ()):
                 check(f"{key}.{name}", value)
 
 
@@ -143,22 +143,22 @@ def check_schedule(key: str, node: Mapping[str, Any]) -> None:
     """
     if str(node.get("_target_")).startswith("torch.") and str(node["_target_"]).endswith(".ReduceLROnPlateau"):
         raise ConfigError(f"{key}._target_", node["_target_"], *NEEDS_THE_METRIC)
-    _check(key, node, provided=OF_SCHEDULES)
+    _check_target(key, node, provided=SCHEDULE_ARGUMENTS)
 
 
 def _check_callback(key: str, node: Any) -> None:
     if not isinstance(node, Mapping):
         problem = "is not a callback: in a file of conf/callbacks, all keys are below a name of the callback's own"
         raise ConfigError(key, node, problem, f"write NAME: and indent {key.rpartition('.')[2]} below it")
-    _check(key, node)
+    _check_target(key, node)
     target = node["_target_"]
     if (schema := _schema_of(target, "callbacks")) is not None:
-        _check_given(schema, key, node)
+        _check_values_by_schema(schema, key, node)
     else:
         check_callback(key, target)
 
 
-def _check(
+def _check_target(
     key: str,
     node: Mapping[str, Any],
     *,
@@ -168,33 +168,33 @@ def _check(
 ) -> Collection[str] | None:
     """Check a class and its arguments; return the names of those that it takes, None if they aren't known."""
     target = _path_of(key, node)
-    given = {name: value for name, value in node.items() if name != "_target_" and name not in skipped}
-    for name, value in given.items():
+    arguments = {name: value for name, value in node.items() if name != "_target_" and name not in skipped}
+    for name, value in arguments.items():
         if isinstance(value, Mapping) and "_target_" in value:
-            _check(f"{key}.{name}", value)
-    if _shipped(node) is not None:
-        return given
+            _check_target(f"{key}.{name}", value)
+    if _shipped_schema(node) is not None:
+        return arguments
     if is_own(target):
         return None
     try:
         signature = signature_of(*_find(key, target))
     except UnknownError:
         return None
-    known = dict(list(signature.arguments.items())[positional:])
-    for name, value in given.items():
-        if name not in known and not signature.takes_any:
-            remedy = f"it takes {listed(known)}" if known else "remove it: the class takes no argument"
-            near = difflib.get_close_matches(name, [*known, *skipped], n=1)
+    parameters = dict(list(signature.arguments.items())[positional:])
+    for name, value in arguments.items():
+        if name not in parameters and not signature.takes_any:
+            remedy = f"it takes {listed(parameters)}" if parameters else "remove it: the class takes no argument"
+            near = difflib.get_close_matches(name, [*parameters, *skipped], n=1)
             problem = f"{target} has no argument {name}"
             raise ConfigError(f"{key}.{name}", value, problem, f"did you mean {key}.{near[0]}?" if near else remedy)
-    missing = [name for name, optional in known.items() if name not in (*given, *provided) and not optional]
+    missing = [name for name, optional in parameters.items() if name not in (*arguments, *provided) and not optional]
     if missing:
         problem = f"needs the argument{'s' * (len(missing) > 1)} {' and '.join(missing)}"
         remedy = f"add {' '.join(f'+{key}.{name}=VALUE' for name in missing)}"
         raise ConfigError(f"{key}._target_", target, problem, remedy)
     if (schema := _schema_of(target)) is not None:
-        _check_given(schema, key, given)
-    return None if signature.takes_any else list(known)
+        _check_values_by_schema(schema, key, arguments)
+    return None if signature.takes_any else list(parameters)
 
 
 def _path_of(key: str, node: Mapping[str, Any]) -> str:
@@ -214,7 +214,7 @@ def _schema_of(target: str, *groups: str) -> type | None:
     return next((schema for schema, default in defaults if default.get("_target_") == target), None)
 
 
-def _shipped(node: Mapping[str, Any]) -> type | None:
+def _shipped_schema(node: Mapping[str, Any]) -> type | None:
     """Return the schema of the option of hpctrain's own that has these keys: they are typed and checked already."""
     schema = _schema_of(node["_target_"])
     return schema if schema is not None and node.keys() == {field.name for field in fields(schema)} else None
@@ -226,9 +226,9 @@ def _find(key: str, target: str) -> tuple[ModuleSource, Definition]:
     except AbsentError as error:
         if not error.module:
             raise _module_not_found(key, target) from error
-        near = difflib.get_close_matches(error.name, error.known, n=1)
+        near = difflib.get_close_matches(error.name, error.existing_names, n=1)
         corrected = target.replace(f"{error.module}.{error.name}", f"{error.module}.{near[0]}", 1) if near else ""
-        public = sorted(name for name in error.known if not name.startswith("_"))
+        public = sorted(name for name in error.existing_names if not name.startswith("_"))
         remedy = f"did you mean {corrected}?" if near else f"it has {listed(public) or 'no names'}"
         raise ConfigError(f"{key}._target_", target, str(error), remedy) from error
     except SyntaxError as error:
@@ -237,48 +237,48 @@ def _find(key: str, target: str) -> tuple[ModuleSource, Definition]:
 
 
 def _module_not_found(key: str, target: str) -> ConfigError:
-    first, _, rest = target.partition(".")
-    here = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
+    first, _, tail = target.partition(".")
+    modules = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
     problem = f"the module {first} was not found"
-    if sys.flags.safe_path and first in here:
+    if sys.flags.safe_path and first in modules:
         name = "PYTHONSAFEPATH" if os.environ.get("PYTHONSAFEPATH") else "python -P"
         problem += f": it is in this folder, where Python doesn't look with {name}"
         remedy = f"leave out {name}, or set PYTHONPATH={shlex.quote(str(Path.cwd()))}"
         return ConfigError(f"{key}._target_", target, problem, remedy)
-    near = difflib.get_close_matches(first, here, n=1)
+    near = difflib.get_close_matches(first, modules, n=1)
     remedy = (
-        f"did you mean {near[0]}.{rest}?" if near else "run the command in the folder that contains it, or install it"
+        f"did you mean {near[0]}.{tail}?" if near else "run the command in the folder that contains it, or install it"
     )
     return ConfigError(f"{key}._target_", target, problem, remedy)
 
 
-def _check_given(schema: type, key: str, given: Mapping[str, Any]) -> None:
+def _check_values_by_schema(schema: type, key: str, values: Mapping[str, Any]) -> None:
     """Check values that a file of one's own gives to some of a schema's fields: their types, and as `Checked` does.
 
     Args:
         schema: a dataclass.
         key: full name of the node that has them.
-        given: by name; others than the schema's are ignored.
+        values: by name; others than the schema's are ignored.
 
     Raises:
         ConfigError: a value is wrong; names its key in the node.
     """
-    typed = OmegaConf.structured(schema)
+    node = OmegaConf.structured(schema)
     for name, checks in require.checks_of(schema).items():
-        if name not in given:
+        if name not in values:
             continue
         try:
-            typed[name] = given[name]
+            node[name] = values[name]
             # the class gets the value as it was written, and not as OmegaConf converts it
-            is_converted = typed[name] != given[name]
+            is_converted = node[name] != values[name]
         # a number of hundreds of digits overflows
         except (OmegaConfBaseException, OverflowError) as error:
-            raise require.wrong_type(schema, name, f"{key}.{name}", given[name]) from error
+            raise require.wrong_type(schema, name, f"{key}.{name}", values[name]) from error
         # a text that OmegaConf converts is no number, so the checks of numbers would fail on it
-        if not (is_converted and isinstance(given[name], str)):
-            require.check_one(f"{key}.{name}", given[name], checks)
+        if not (is_converted and isinstance(values[name], str)):
+            require.check_one(f"{key}.{name}", values[name], checks)
         if is_converted:
-            raise require.wrong_type(schema, name, f"{key}.{name}", given[name])
+            raise require.wrong_type(schema, name, f"{key}.{name}", values[name])
 
 
 def is_own(target: object) -> TypeGuard[str]:
@@ -308,6 +308,8 @@ def refuse_own_targets(config: Config, problem: str) -> None:
     Raises:
         ConfigError: the configuration names one.
     """
+    # nor are they pickled: what a class refers to can't be found reliably, and checkpoints would depend on code that no
+    # file has
     for key, target in own_targets(config).items():
         name = target.rpartition(".")[2]
         remedy = f"train with hpctrain.fit, or move it into a module, such as my_task.py, and name my_task.{name}"
@@ -334,10 +336,10 @@ def find_own(target: str) -> Any | None:
     bound = _bound.get()
     if bound is not None and bound[0] == target:
         return bound[1]
-    found: Any = sys.modules.get(MAIN) if is_own(target) else None
+    definition: Any = sys.modules.get(MAIN) if is_own(target) else None
     for name in target.split(".")[1:]:
-        found = getattr(found, name, None)
-    return found
+        definition = getattr(definition, name, None)
+    return definition
 
 
 def path_of(maker: Callable[..., Any]) -> str:
@@ -375,7 +377,7 @@ def require_task(config: Config, task: Callable[..., Any]) -> None:
 
 @contextmanager
 def target_bound(target: str, maker: Callable[..., Any] | None) -> Iterator[None]:
-    """Inside the context, and in its thread alone, an import path means ``maker``; None changes nothing."""
+    """Context manager in which an import path means ``maker``, in its thread alone; None changes nothing."""
     token = _bound.set(None if maker is None else (target, maker))
     try:
         yield

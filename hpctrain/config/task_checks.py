@@ -1,4 +1,4 @@
-"""What the class of a task or a callback must have, as far as its source shows it; the ranks check the class itself."""
+"""Checks of the class of a task or a callback, by its source alone; the ranks check the class itself."""
 
 from __future__ import annotations
 
@@ -86,32 +86,32 @@ def check_task(config: Config) -> None:
     """
     target, optimizers = _target(config), named_optimizers(config.optimizer)
     try:
-        own = _own_classes(config)
+        classes = _own_classes(config)
     except UnknownError:
         return
-    _require_methods(target, _methods(own), optimizers)
-    for node in own:
+    _require_methods(target, _methods(classes), optimizers)
+    for node in classes:
         _check_arguments("task", target, node, called_methods(losses_of(optimizers)))
 
 
 def uncalled_methods(config: Config) -> list[str]:
     """Return a line on each method that looks as if hpctrain called it, as far as the source of the task shows."""
     try:
-        own = _own_classes(config)
+        classes = _own_classes(config)
     except UnknownError:
         return []
-    mentioned = {name for node in own for name in _mentioned(node)}
+    mentioned = {name for node in classes for name in _mentioned(node)}
     mentioned.update(called_methods(losses_of(named_optimizers(config.optimizer))))
-    return warnings_about(_target(config), [name for node in own for name in _functions(node)], mentioned)
+    return warnings_about(_target(config), [name for node in classes for name in _functions(node)], mentioned)
 
 
 def may_be_evaluated(config: Config) -> bool:
     """Whether the task may have data to evaluate on; False only if its source shows that it has none."""
     try:
-        own = _own_classes(config)
+        classes = _own_classes(config)
     except UnknownError:
         return True
-    return "eval_dataset" in _methods(own) or any("eval_dataset" in _stored(node) for node in own)
+    return "eval_dataset" in _methods(classes) or any("eval_dataset" in _stored(node) for node in classes)
 
 
 def called_methods(losses: Sequence[str]) -> Mapping[str, Sequence[str]]:
@@ -134,18 +134,18 @@ def _require_methods(target: str, methods: Collection[str], optimizers: Sequence
     Raises:
         ConfigError: it lacks one.
     """
-    for each in optimizers:
-        if each.loss in METHODS and each.loss != "loss":
-            problem = f"has another purpose: it is called as {each.loss}({', '.join(METHODS[each.loss])})"
-            raise ConfigError(f"{each.key}.loss", each.loss, problem, "name a method that computes a loss")
-        if each.loss in methods:
+    for optimizer in optimizers:
+        if optimizer.loss in METHODS and optimizer.loss != "loss":
+            problem = f"has another purpose: it is called as {optimizer.loss}({', '.join(METHODS[optimizer.loss])})"
+            raise ConfigError(f"{optimizer.key}.loss", optimizer.loss, problem, "name a method that computes a loss")
+        if optimizer.loss in methods:
             continue
-        if not each.name:
-            raise missing_method_error(target, each.loss)
+        if not optimizer.name:
+            raise missing_method_error(target, optimizer.loss)
         public = [name for name in methods if not name.startswith("_")]
-        near = difflib.get_close_matches(each.loss, public, n=1)
+        near = difflib.get_close_matches(optimizer.loss, public, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"define it; the class has {listed(public)}"
-        raise ConfigError(f"{each.key}.loss", each.loss, f"{target} has no such method", remedy)
+        raise ConfigError(f"{optimizer.key}.loss", optimizer.loss, f"{target} has no such method", remedy)
     if "train_dataset" not in methods:
         raise missing_method_error(target, "train_dataset")
 
@@ -166,14 +166,14 @@ def warnings_about(target: str, methods: Collection[str], mentioned: Collection[
         methods: names of its methods.
         mentioned: names that the class itself uses, and those that the training calls.
     """
-    found = []
+    lines = []
     for method in dict.fromkeys(methods):
         if method in mentioned or method.startswith("_"):
             continue
         if remedy := _remedy(method):
             problem = f"has {method}, which hpctrain does not call"
-            found.append(f"task._target_={target} {problem}: {remedy} (or begin the name with _ if this is intended)")
-    return found
+            lines.append(f"task._target_={target} {problem}: {remedy} (or begin the name with _ if this is intended)")
+    return lines
 
 
 def _remedy(method: str) -> str:
@@ -200,16 +200,16 @@ def call_mismatch_error(key: str, target: str, method: str, arguments: Sequence[
     return ConfigError(f"{key}._target_", target, problem, f"write def {method}({', '.join(('self', *arguments))})")
 
 
-def _check_arguments(key: str, target: str, node: ast.ClassDef, known: Mapping[str, Sequence[str]]) -> None:
+def _check_arguments(key: str, target: str, node: ast.ClassDef, calls: Mapping[str, Sequence[str]]) -> None:
     """Refuse methods of a class that don't take the arguments that they are called with."""
     for name, method in _functions(node).items():
-        if name not in known or method.decorator_list:
+        if name not in calls or method.decorator_list:
             continue
-        own, given = method.args, 1 + len(known[name])
-        names = [one.arg for one in (*own.posonlyargs, *own.args)]
-        needed = len(names) - len(own.defaults) + sum(default is None for default in own.kw_defaults)
-        if given < needed or (given > len(names) and own.vararg is None):
-            raise call_mismatch_error(key, target, name, known[name], f"it takes {', '.join(names)}")
+        signature, num_passed = method.args, 1 + len(calls[name])
+        names = [argument.arg for argument in (*signature.posonlyargs, *signature.args)]
+        num_needed = len(names) - len(signature.defaults) + sum(default is None for default in signature.kw_defaults)
+        if num_passed < num_needed or (num_passed > len(names) and signature.vararg is None):
+            raise call_mismatch_error(key, target, name, calls[name], f"it takes {', '.join(names)}")
 
 
 def check_callback(key: str, target: str) -> None:
@@ -256,11 +256,11 @@ def unknown_hook_error(key: str, target: str, method: str) -> ConfigError | None
         target: its class.
         method: name of a method.
     """
-    known = (*HOOKS, *STATE_METHODS)
-    if method in known or method.startswith("_"):
+    method_names = (*HOOKS, *STATE_METHODS)
+    if method in method_names or method.startswith("_"):
         return None
     looks_like_a_hook = re.match("(on|before|after)_", method)
-    near = difflib.get_close_matches(method, known, n=1, cutoff=0.0 if looks_like_a_hook else CLOSE_TO_A_HOOK)
+    near = difflib.get_close_matches(method, method_names, n=1, cutoff=0.0 if looks_like_a_hook else CLOSE_TO_A_HOOK)
     if not near:
         return None
     problem = f"has {method}, which is not a hook and would never be called"
@@ -289,11 +289,11 @@ def incomplete_state_error(key: str, target: str, defined: Collection[str]) -> C
         target: its class.
         defined: names of the methods that it overrides.
     """
-    own = [name for name in STATE_METHODS if name in defined]
-    if len(own) != 1:
+    state_methods = [name for name in STATE_METHODS if name in defined]
+    if len(state_methods) != 1:
         return None
-    (missing,) = set(STATE_METHODS) - set(own)
-    problem = f"has {own[0]} and not {missing}, so a resume would lose the state"
+    (missing,) = set(STATE_METHODS) - set(state_methods)
+    problem = f"has {state_methods[0]} and not {missing}, so a resume would lose the state"
     return ConfigError(f"{key}._target_", target, problem, f"define {missing}, too")
 
 
@@ -310,17 +310,17 @@ def metric_mode(config: Config) -> str | None:
     checkpoint = config.checkpoint
     if checkpoint.metric_mode is not None:
         return checkpoint.metric_mode
-    own = _constants_of(config)
-    if checkpoint.metric in (None, own.get("metric")):
-        mode = own.get("metric_mode")
+    constants = _constants_of(config)
+    if checkpoint.metric in (None, constants.get("metric")):
+        mode = constants.get("metric_mode")
         return mode if mode in ("min", "max") else None
     return "min" if checkpoint.metric == "loss" else None
 
 
 def may_have_mode(config: Config) -> bool:
     """Whether something may define which values of the metric are better; False only if nothing can."""
-    own = _constants_of(config).get("metric")
-    return metric_mode(config) is not None or own is None or config.checkpoint.metric in (None, own)
+    name = _constants_of(config).get("metric")
+    return metric_mode(config) is not None or name is None or config.checkpoint.metric in (None, name)
 
 
 def _constants_of(config: Config) -> dict[str, object]:
@@ -347,11 +347,11 @@ def _own_classes(config: Config) -> list[ast.ClassDef]:
         UnknownError: as `class_chain`.
     """
     chain = class_chain(_target(config))
-    own = [node for source, node in chain if (source.name, node.name) != TASK]
-    if len(own) == len(chain):
+    classes = [node for source, node in chain if (source.name, node.name) != TASK]
+    if len(classes) == len(chain):
         problem = "is not a subclass of hpctrain.tasks.Task"
         raise ConfigError("task._target_", _target(config), problem, "derive the class from it")
-    return own
+    return classes
 
 
 def _functions(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
@@ -381,11 +381,11 @@ def _assigned(node: ast.ClassDef) -> dict[str, ast.expr | None]:
 
 def _stored(node: ast.ClassDef) -> set[str]:
     """Return the attributes that a class's methods set, such as `self.NAME = ...`."""
-    attributes = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
-    return {each.attr for each in attributes if isinstance(each.ctx, ast.Store)}
+    attributes = (attribute for attribute in ast.walk(node) if isinstance(attribute, ast.Attribute))
+    return {attribute.attr for attribute in attributes if isinstance(attribute.ctx, ast.Store)}
 
 
 def _mentioned(node: ast.ClassDef) -> Iterator[str]:
-    for each in ast.walk(node):
-        if isinstance(each, ast.Attribute | ast.Name) and isinstance(each.ctx, ast.Load):
-            yield each.attr if isinstance(each, ast.Attribute) else each.id
+    for child in ast.walk(node):
+        if isinstance(child, ast.Attribute | ast.Name) and isinstance(child.ctx, ast.Load):
+            yield child.attr if isinstance(child, ast.Attribute) else child.id

@@ -36,20 +36,20 @@ def visible_gpus(environ: Mapping[str, str], root: Path = Path("/"), *, build: s
         The count; None if there may be GPUs, but it isn't known how many.
     """
     if build == "any":
-        counts = [visible_gpus(environ, root, build=each) for each in ("cuda", "rocm")]
+        counts = [visible_gpus(environ, root, build=kind) for kind in ("cuda", "rocm")]
         return max(filter(None, counts), default=None if None in counts else 0)
     # many AMD processors have an integrated GPU: it must not count for a torch that can't use it
     build = installed_build() if build is None else build
     if build == "cpu":
         return 0
     if build == "rocm":
-        most = listed_gpus(environ)
-        present = 0 if most == 0 else _amd_gpus(root)
+        limit = listed_gpus(environ)
+        present = 0 if limit == 0 else _amd_gpus(root)
     else:
         names = environ.get("CUDA_VISIBLE_DEVICES")
-        most = None if names is None else count_devices(names)
-        present = 0 if most == 0 else _nvidia_gpus(environ, root)
-    return present if present is None or most is None else min(present, most)
+        limit = None if names is None else count_devices(names)
+        present = 0 if limit == 0 else _nvidia_gpus(environ, root)
+    return present if present is None or limit is None else min(present, limit)
 
 
 def _nvidia_gpus(environ: Mapping[str, str], root: Path) -> int | None:
@@ -76,14 +76,14 @@ def _count_by_smi(program: str) -> int | None:
     except OSError:
         return 0
     try:
-        printed, _ = process.communicate(timeout=SMI_TIMEOUT_S)
+        output, _ = process.communicate(timeout=SMI_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that is stuck may keep it for ever
             process.communicate(timeout=1)
         return None
     # it fails on a node without a driver; the lines of MIG devices are indented
-    return 0 if process.returncode else sum(line.startswith("GPU ") for line in printed.splitlines())
+    return 0 if process.returncode else sum(line.startswith("GPU ") for line in output.splitlines())
 
 
 @functools.cache
@@ -102,17 +102,17 @@ def build_of(version_file: Path) -> str:
         version_file: `version.py` of an installed torch.
     """
     try:
-        found = {match[1] for match in _BUILT_FOR.finditer(version_file.read_text(encoding="utf-8"))}
+        builds = {match[1] for match in _BUILT_FOR.finditer(version_file.read_text(encoding="utf-8"))}
     except OSError:
         return "cuda"
-    return "rocm" if found & {"hip", "rocm"} else "cuda" if found else "cpu"
+    return "rocm" if builds & {"hip", "rocm"} else "cuda" if builds else "cpu"
 
 
 def listed_gpus(environ: Mapping[str, str]) -> int | None:
     """Count the GPUs that the variables leave, on whatever machine; None if none of them is set."""
     # HIP reads CUDA_VISIBLE_DEVICES only if HIP_VISIBLE_DEVICES isn't set
-    own = "HIP_VISIBLE_DEVICES" in environ
-    names = [name for name in VISIBLE_DEVICES if name in environ and not (own and name == "CUDA_VISIBLE_DEVICES")]
+    has_hip = "HIP_VISIBLE_DEVICES" in environ
+    names = [name for name in VISIBLE_DEVICES if name in environ and not (has_hip and name == "CUDA_VISIBLE_DEVICES")]
     return min((count_devices(environ[name]) for name in names), default=None)
 
 
@@ -133,9 +133,9 @@ def _amd_gpus(root: Path) -> int | None:
     return count or _none_or_unknown(root)
 
 
-def count_devices(listed: str) -> int:
+def count_devices(devices: str) -> int:
     """Count the GPUs in a value of CUDA_VISIBLE_DEVICES."""
-    names = [name.strip() for name in listed.split(",")]
+    names = [name.strip() for name in devices.split(",")]
     # as CUDA does: an invalid name hides its device and all later ones; SLURM sets NoDevFiles in jobs without GPUs
     invalid = (name in ("", "NoDevFiles") or name.startswith("-") for name in names)
     return next((number for number, hides in enumerate(invalid) if hides), len(names))

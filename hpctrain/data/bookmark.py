@@ -1,4 +1,4 @@
-"""Where a stream was read up to, as it says itself, so that a resume continues there."""
+"""Bookmarks: the states that streams report of their own position, from which a resume continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class StatefulStream(Protocol):
 
         After `load_state_dict` the first pass begins with the sample after those that the state counts as read.
         """
-        ...
 
     def state_dict(self) -> Mapping[str, Any]:
         """The position in the current pass, right after each sample.
@@ -40,15 +39,15 @@ class StatefulStream(Protocol):
         Returns:
             Tensors, numbers, strings, dicts, lists and tuples.
         """
-        ...
 
     def load_state_dict(self, state: Any) -> None:
         """Continue from a result of `state_dict`."""
-        ...
 
 
 class Bookmark(NamedTuple):
     """The state of a stream at a position.
+
+    It belongs to the stream and not to a rank, as in torchdata, whose states don't fit another world size.
 
     Attributes:
         stream: the stream's number in a `ShardedStream`; 0 for any other stream.
@@ -67,7 +66,7 @@ class Bookmark(NamedTuple):
     state: Any
 
 
-Marked: TypeAlias = tuple[Any, tuple[Bookmark, ...]]
+MarkedBatch: TypeAlias = tuple[Any, tuple[Bookmark, ...]]
 """A batch, and bookmarks that don't lie behind its first sample."""
 
 
@@ -78,15 +77,15 @@ class Bookmarks:
         found: bookmarks to begin with.
     """
 
-    def __init__(self, found: Iterable[Bookmark] = ()) -> None:
+    def __init__(self, bookmarks: Iterable[Bookmark] = ()) -> None:
         self._newest: dict[int, Bookmark] = {}
-        self.add(found)
+        self.add(bookmarks)
 
-    def add(self, found: Iterable[Bookmark]) -> None:
+    def add(self, bookmarks: Iterable[Bookmark]) -> None:
         """Keep those that are newer."""
-        for bookmark in found:
-            known = self._newest.get(bookmark.stream)
-            if known is None or (known.epoch, known.position) <= (bookmark.epoch, bookmark.position):
+        for bookmark in bookmarks:
+            newest = self._newest.get(bookmark.stream)
+            if newest is None or (newest.epoch, newest.position) <= (bookmark.epoch, bookmark.position):
                 self._newest[bookmark.stream] = bookmark
 
     def of(self, stream: int) -> Bookmark | None:
@@ -131,14 +130,14 @@ def fresh_copy(stream: Any) -> Any:
             f"the attributes of {name} are in __slots__ alone, so a pass can't have a copy of them: remove its "
             "__slots__"
         )
-    if (copied := _copied_stream(stream, {})) is None:
+    if (copied := _copy_stream(stream, {})) is None:
         raise TaskError(
             f"a pass needs a copy of the {name}, which can't be made without arguments: let its __new__ take none"
         )
     return copied
 
 
-def _copied_stream(stream: Any, known: dict[int, Any]) -> Any:
+def _copy_stream(stream: Any, copies: dict[int, Any]) -> Any:
     """Copy a stream and its attributes; None if they are in no ``__dict__``, or its type can't be made by itself."""
     kind: Any = type(stream)
     if not hasattr(stream, "__dict__"):
@@ -147,33 +146,33 @@ def _copied_stream(stream: Any, known: dict[int, Any]) -> Any:
         copied = kind.__new__(kind)
     except TypeError:
         return None
-    known[id(stream)] = copied
+    copies[id(stream)] = copied
     for name, value in vars(stream).items():
         shared = isinstance(value, Tensor) and value.is_shared()  # type: ignore[no-untyped-call]  # torch's
-        copied.__dict__[name] = value.clone() if shared else _own(value, known)
+        copied.__dict__[name] = value.clone() if shared else _copy_value(value, copies)
     return copied
 
 
-def _own(value: Any, known: dict[int, Any]) -> Any:
-    """Copy streams and plain containers, and share the rest; `known` has the copies made so far, by identity."""
-    if id(value) in known:
-        return known[id(value)]
+def _copy_value(value: Any, copies: dict[int, Any]) -> Any:
+    """Copy streams and plain containers, and share the rest; `copies` has those made so far, by identity."""
+    if id(value) in copies:
+        return copies[id(value)]
     if _is_stateful(value):
-        copied = _copied_stream(value, known)
+        copied = _copy_stream(value, copies)
         # shared, not refused: types of C extensions can't be copied, and the stream around may start them anew itself
         return value if copied is None else copied
     if type(value) is tuple:
-        return tuple(_own(item, known) for item in value)
+        return tuple(_copy_value(item, copies) for item in value)
     if type(value) is list:
         items: list[Any] = []
-        known[id(value)] = items
-        items += [_own(item, known) for item in value]
+        copies[id(value)] = items
+        items += [_copy_value(item, copies) for item in value]
         return items
     if type(value) is dict:
-        named: dict[Any, Any] = {}
-        known[id(value)] = named
-        named |= {key: _own(item, known) for key, item in value.items()}
-        return named
+        mapping: dict[Any, Any] = {}
+        copies[id(value)] = mapping
+        mapping |= {key: _copy_value(item, copies) for key, item in value.items()}
+        return mapping
     return value
 
 
@@ -187,13 +186,13 @@ def loses_samples(stream: Any) -> bool:
 
     IterableDataset.state_dict of datasets 5.2: "examples from shuffle buffers are lost when resuming".
     """
-    seen: set[int] = set()
+    visited: set[int] = set()
     values = [stream]
     while values:
         value = values.pop()
-        if id(value) in seen:
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if _is_stateful(value):
             # a buffer of one sample is how its users shuffle files alone
             if type(value).__name__ == "BufferShuffledExamplesIterable" and value.buffer_size > 1:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from hpctrain.data.bookmark import Bookmarks, Marked
+from hpctrain.data.bookmark import Bookmarks, MarkedBatch
 from hpctrain.data.keyed_random import IntArray, keyed_bits, lent_generators, seed_generators
-from hpctrain.data.micro_batch import samples_in
+from hpctrain.data.micro_batch import count_samples
 from hpctrain.data.stream import ShardedReader, ShardedStream, StreamReader, is_stream
 from hpctrain.data.workers import BatchToPin, Workers, load_in_workers
 from hpctrain.errors import TaskError
@@ -66,7 +66,6 @@ class BatchDataset(Protocol):
 
     def __len__(self) -> int:
         """Number of samples."""
-        ...
 
     def get_batch(self, indices: Tensor) -> Any:
         """The samples at these indices, stacked.
@@ -77,7 +76,6 @@ class BatchDataset(Protocol):
         Returns:
             The batch for the task's `loss` and `evaluate`, on the CPU.
         """
-        ...
 
 
 class TensorBatches(Dataset[Any]):
@@ -118,7 +116,7 @@ class CollatedBatch(NamedTuple):
 
     Attributes:
         batch: the collated samples.
-        num_samples: in it (`samples_in`).
+        num_samples: in it (`count_samples`).
     """
 
     batch: Any
@@ -142,7 +140,7 @@ class BatchFetcher(Dataset[Any]):
     Attributes:
         num_samples: of the dataset; None for a stream without a length.
         streams: whether it reads streams.
-        bookmarks: as given, if each batch comes in a pair with newer ones (`Marked`); None if it doesn't.
+        bookmarks: as given, if each batch comes in a pair with newer ones (`MarkedBatch`); None if it doesn't.
 
     Raises:
         TaskError: the dataset is neither of them.
@@ -167,7 +165,7 @@ class BatchFetcher(Dataset[Any]):
         self._collate = collate_fn or default_collate
         self._requires_all = counts and collate_fn is None
         if counts and collate_fn is not None:
-            self._collate = partial(_collated, collate_fn)
+            self._collate = partial(_collate_and_count, collate_fn)
         self._reader: StreamReader | ShardedReader
         if self.streams:
             self._open_stream(bookmarks, step_samples)
@@ -187,16 +185,18 @@ class BatchFetcher(Dataset[Any]):
         if type(self._dataset) is TensorDataset and self._collate is default_collate:
             self._dataset = TensorBatches(*self._dataset.tensors)
         if self.streams:
-            return self._streamed if self.bookmarks is None else self._streamed_with_bookmarks
+            return self._fetch_from_stream if self.bookmarks is None else self._fetch_with_bookmarks
         # every Subset has __getitems__, so the dataset inside it decides
         inner = without_subsets(self._dataset)
-        known = isinstance(inner, (BatchDataset, TensorDataset))  # these draw nothing unless their attribute says so
-        draws = getattr(inner, "draws_per_sample", False if known else None)
+        draws_nothing = isinstance(
+            inner, (BatchDataset, TensorDataset)
+        )  # these draw nothing unless their attribute says so
+        draws = getattr(inner, "draws_per_sample", False if draws_nothing else None)
         if draws or (draws is None and not hasattr(inner, "__getitems__")):
-            return self._one_by_one
+            return self._fetch_one_by_one
         if isinstance(self._dataset, BatchDataset):
-            return self._whole
-        return self._listed_with_draws if draws is None else self._listed
+            return self._fetch_whole_batch
+        return self._fetch_list_with_draws if draws is None else self._fetch_list
 
     def _open_stream(self, bookmarks: Bookmarks | None, step_samples: int | None) -> None:
         if isinstance(self._dataset, ShardedStream) and step_samples is not None:
@@ -205,17 +205,17 @@ class BatchFetcher(Dataset[Any]):
             self._reader = StreamReader(self._dataset, bookmarks)
         self.bookmarks = bookmarks if self._reader.has_bookmarks else None
 
-    def _streamed_with_bookmarks(self, request: Request) -> Marked:
+    def _fetch_with_bookmarks(self, request: Request) -> MarkedBatch:
         before = self._reader.bookmark()
-        return self._streamed(request), before
+        return self._fetch_from_stream(request), before
 
-    def _streamed(self, request: Request) -> Any:
+    def _fetch_from_stream(self, request: Request) -> Any:
         return self._collate(self._reader.read(*request))
 
-    def _whole(self, request: Request) -> Any:
+    def _fetch_whole_batch(self, request: Request) -> Any:
         return self._dataset.get_batch(torch.from_numpy(request[1]))
 
-    def _listed(self, request: Request) -> Any:
+    def _fetch_list(self, request: Request) -> Any:
         indices = request[1].tolist()
         if hasattr(self._dataset, "__getitems__"):
             samples = self._dataset.__getitems__(indices)
@@ -227,14 +227,14 @@ class BatchFetcher(Dataset[Any]):
             return self._collate(samples)
         return self._collate([self._dataset[index] for index in indices])
 
-    def _listed_with_draws(self, request: Request) -> Any:
+    def _fetch_list_with_draws(self, request: Request) -> Any:
         epoch, indices = request
         # once per call: the samples are fetched together, so no single one can be seeded
         with lent_generators():
             seed_generators(int(keyed_bits(self._seed, _SALT, epoch, indices[:1])[0]))
-            return self._listed(request)
+            return self._fetch_list(request)
 
-    def _one_by_one(self, request: Request) -> Any:
+    def _fetch_one_by_one(self, request: Request) -> Any:
         epoch, indices = request
         keys = keyed_bits(self._seed, _SALT, epoch, indices)
         samples = []
@@ -245,7 +245,7 @@ class BatchFetcher(Dataset[Any]):
             return self._collate(samples)
 
 
-class UpToEnd(NamedTuple):
+class EpochBatch(NamedTuple):
     """A batch that may be cut short by the end of an epoch.
 
     Attributes:
@@ -268,20 +268,20 @@ class EpochFetcher(BatchFetcher):
     def __init__(self, dataset: Dataset[Any], collate_fn: Collate | None = None) -> None:
         super().__init__(dataset, 0, collate_fn)
 
-    def __getitem__(self, request: Request) -> UpToEnd:
+    def __getitem__(self, request: Request) -> EpochBatch:
         assert isinstance(self._reader, StreamReader)
         samples = self._reader.read_once(*request)
-        return UpToEnd(self._collate(samples) if samples else None, self._reader.num_samples)
+        return EpochBatch(self._collate(samples) if samples else None, self._reader.num_samples)
 
 
-def _collated(collate_fn: Collate, samples: list[Any]) -> CollatedBatch:
-    given = list(samples)  # collate_fn may change the list
+def _collate_and_count(collate_fn: Collate, samples: list[Any]) -> CollatedBatch:
+    originals = list(samples)  # collate_fn may change the list
     batch = collate_fn(samples)
-    identities = {id(sample) for sample in given}
+    identities = {id(sample) for sample in originals}
     if isinstance(batch, (tuple, list)) and all(id(sample) in identities for sample in batch):
         return CollatedBatch(batch, len(batch))
     # those that are None don't count: collate functions leave them out
-    return CollatedBatch(batch, samples_in(batch, len(given), sum(sample is not None for sample in given)))
+    return CollatedBatch(batch, count_samples(batch, len(originals), sum(sample is not None for sample in originals)))
 
 
 def without_subsets(dataset: Any) -> Any:

@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import tee
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from torch.utils.data import Dataset
 
-from hpctrain.data.bookmark import Bookmark, Marked
-from hpctrain.data.fetch import BatchFetcher, Collate, CollatedBatch, EpochFetcher, Request, UpToEnd, fetch_batches
+from hpctrain.data.bookmark import Bookmark, MarkedBatch
+from hpctrain.data.fetch import BatchFetcher, Collate, CollatedBatch, EpochBatch, EpochFetcher, Request, fetch_batches
 from hpctrain.data.keyed_random import IntArray
-from hpctrain.data.micro_batch import BatchTransfer, MicroBatch, samples_in, transfer_batches
+from hpctrain.data.micro_batch import BatchTransfer, MicroBatch, count_samples, transfer_batches
 from hpctrain.data.order import Order
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import is_stream
@@ -34,13 +34,14 @@ Weigh: TypeAlias = Callable[[Any, int, int], tuple[float, int]]
 """As `LossWeights.weigh`."""
 
 
+@dataclass(eq=False)
 class TrainLoader:
     """An endless iterable over this rank's micro-batches, in step order, across epochs.
 
     It has no state: the position is the loop's step counter, and a resume is a loader with that `start_step`. Batches
     that workers have prefetched don't count. Workers live as long as the iterator: call the iterator's `close()`.
 
-    Args:
+    Attributes:
         fetcher: of the training samples; its bookmarks are updated with each micro-batch.
         order: maps positions of an epoch to samples.
         plan: the batch arithmetic.
@@ -49,30 +50,18 @@ class TrainLoader:
         workers: how batches are fetched.
         weigh: returns the weight of a batch on the CPU, and the number of samples in it, from the batch, the planned
             number of samples, and the number of those that the batch holds; None: micro-batches have no weight.
-
-    Attributes:
         waited_s: seconds that the consumer has waited for micro-batches so far, with their transfer.
     """
 
-    def __init__(
-        self,
-        fetcher: BatchFetcher,
-        order: Order,
-        plan: BatchPlan,
-        *,
-        rank: int,
-        start_step: int = 0,
-        workers: Workers = IN_PROCESS,
-        weigh: Weigh | None = None,
-    ) -> None:
-        self._fetcher = fetcher
-        self._order = order
-        self._plan = plan
-        self._rank = rank
-        self._start_step = start_step
-        self._workers = workers
-        self._weigh = weigh
-        self.waited_s = 0.0
+    fetcher: BatchFetcher
+    order: Order
+    plan: BatchPlan
+    _: KW_ONLY
+    rank: int
+    start_step: int = 0
+    workers: Workers = IN_PROCESS
+    weigh: Weigh | None = None
+    waited_s: float = field(default=0.0, init=False)
 
     def __iter__(self) -> Generator[MicroBatch, None, None]:
         """Start at `start_step`, with batches on the CPU."""
@@ -90,24 +79,24 @@ class TrainLoader:
         Raises:
             StopWhileLoading: the ranks stop.
         """
-        assignments, fetching = tee(assign(self._plan, self._order, self._rank, self._start_step))
-        batches = fetch_batches(self._fetcher, map(attrgetter("request"), fetching), self._workers, loading)
-        bookmarks = self._fetcher.bookmarks
+        planned, fetching = tee(plan_micro_batches(self.plan, self.order, self.rank, self.start_step))
+        batches = fetch_batches(self.fetcher, map(attrgetter("request"), fetching), self.workers, loading)
+        bookmarks = self.fetcher.bookmarks
         marks = deque[tuple[Bookmark, ...]]()
         weights = deque[tuple[float, int]]()
         if bookmarks is not None:
-            batches = _without_marks(batches, marks)
-        if self._weigh is not None:
-            assignments, weighed = tee(assignments)
-            batches = _weighed(batches, map(attrgetter("num_samples"), weighed), self._weigh, weights)
+            batches = _split_off_marks(batches, marks)
+        if self.weigh is not None:
+            planned, weighed = tee(planned)
+            batches = _weigh_batches(batches, map(attrgetter("num_samples"), weighed), self.weigh, weights)
         on_device = transfer is not None
         if transfer is not None:
             # Only loading processes may run ahead: data that this process reads may depend on what a step changes, and
             # a resume would read it in another state.
-            batches = transfer_batches(batches, transfer, prefetch_one=self._workers.num_workers > 0)
+            batches = transfer_batches(batches, transfer, prefetch_one=self.workers.num_workers > 0)
         clock = time.perf_counter
         begin = clock()
-        for batch, (request, num_samples, divisor, is_last) in zip(batches, assignments, strict=False):
+        for batch, (request, num_samples, divisor, is_last) in zip(batches, planned, strict=False):
             self.waited_s += clock() - begin
             if bookmarks is not None:
                 # only now: what is fetched or copied in advance isn't trained on yet
@@ -126,27 +115,30 @@ class TrainLoader:
             begin = clock()
 
 
-def _without_marks(fetched: Iterator[Marked], marks: deque[tuple[Bookmark, ...]]) -> Iterator[Any]:
+def _split_off_marks(fetched: Iterator[MarkedBatch], marks: deque[tuple[Bookmark, ...]]) -> Iterator[Any]:
     """Yield the batches, and append the bookmarks that came with them."""
-    for batch, own in fetched:
-        marks.append(own)
+    for batch, batch_marks in fetched:
+        marks.append(batch_marks)
         yield batch
 
 
-def _weighed(
+def _weigh_batches(
     fetched: Iterator[Any], planned: Iterator[int], weigh: Weigh, weights: deque[tuple[float, int]]
 ) -> Iterator[Any]:
-    """Yield the batches, and append their weights, computed on the CPU so that no rank waits for its GPU."""
+    """Yield the batches, and append their weights.
+
+    They are computed on the CPU: no rank waits for its GPU, and a weight of 0 is known before the loss is computed.
+    """
     for batch, num_samples in zip(fetched, planned, strict=False):
         if isinstance(batch, CollatedBatch):
             content, num_delivered = batch
         else:
-            content, num_delivered = batch, samples_in(batch, num_samples, num_samples)
+            content, num_delivered = batch, count_samples(batch, num_samples, num_samples)
         weights.append(weigh(content, num_samples, num_delivered))
         yield content
 
 
-class Assignment(NamedTuple):
+class PlannedMicroBatch(NamedTuple):
     """One micro-batch of one rank before it is fetched; `MicroBatch` explains the last three."""
 
     request: Request
@@ -155,7 +147,7 @@ class Assignment(NamedTuple):
     is_last: bool
 
 
-def assign(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterator[Assignment]:
+def plan_micro_batches(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterator[PlannedMicroBatch]:
     """A rank's micro-batches from a step on, across epochs, without end.
 
     Raises:
@@ -172,19 +164,19 @@ def assign(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterato
         epochs = steps // plan.steps_per_epoch
         # an empty micro-batch gets a stand-in sample; its start may be one past the end, hence the bound
         positions = np.minimum(starts[..., None] + np.arange(width), plan.num_samples - 1)
-        indices = _ordered(order, epochs[:, None, None], positions)
+        indices = _apply_order(order, epochs[:, None, None], positions)
         divisors = plan.divisors(steps, counts).tolist()
         lasts = ((counts >= 0).sum(axis=1) - 1).tolist()
         for row, (epoch, lengths, last) in enumerate(zip(epochs.tolist(), counts.tolist(), lasts, strict=True)):
             for turn in range(last + 1):
                 count = lengths[turn]
                 request = epoch, indices[row, turn, : count or 1]
-                yield Assignment(request, count, divisors[row][turn], turn == last)
+                yield PlannedMicroBatch(request, count, divisors[row][turn], turn == last)
         start_step += chunk
         chunk = min(2 * chunk, largest)
 
 
-def _ordered(order: Order, epochs: IntArray, positions: IntArray) -> IntArray:
+def _apply_order(order: Order, epochs: IntArray, positions: IntArray) -> IntArray:
     indices = np.asarray(order(epochs, positions), dtype=np.int64)
     if indices.shape != positions.shape:
         raise TaskError(
@@ -194,6 +186,7 @@ def _ordered(order: Order, epochs: IntArray, positions: IntArray) -> IntArray:
     return indices
 
 
+@dataclass(eq=False)
 class EvalLoader:
     """Every sample exactly once over all ranks, without padding.
 
@@ -203,44 +196,36 @@ class EvalLoader:
     Ranks can have different numbers of batches, even none, so evaluation runs outside DDP, without a collective per
     batch. The samples' random draws depend only on the index: every evaluation sees the same samples.
 
-    Args:
+    Attributes:
         dataset: the held-out samples (`BatchDataset` lists the protocols), or an iterable dataset.
         micro_batch_size: samples per batch; a rank's last one can be smaller.
         rank: the rank that evaluates the slice.
         world_size: number of slices.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
         workers: how batches are fetched; worker processes are started for each pass.
-
-    Attributes:
         num_samples: of the dataset; None for an iterable dataset without `__len__`.
         end: number of samples before the end of an iterable dataset, if this rank reached it in its last pass.
         num_taken: samples in the batch of the last round; 0 in a round in which only other ranks have one.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        micro_batch_size: int,
-        *,
-        rank: int,
-        world_size: int,
-        collate_fn: Collate | None = None,
-        workers: Workers = IN_PROCESS,
-    ) -> None:
-        self._dataset = dataset
-        self._collate = collate_fn
-        self._micro_batch_size = micro_batch_size
-        self._rank = rank
-        self._world_size = world_size
-        self._workers = workers
-        # not the run's seed: runs with different seeds should be compared on the same samples
-        self._fetcher = (
-            EpochFetcher(dataset, collate_fn) if is_stream(dataset) else BatchFetcher(dataset, 0, collate_fn)
-        )
+    dataset: Dataset[Any]
+    micro_batch_size: int
+    _: KW_ONLY
+    rank: int
+    world_size: int
+    collate_fn: Collate | None = None
+    workers: Workers = IN_PROCESS
+    end: int | None = field(default=None, init=False)
+    num_taken: int = field(default=0, init=False)
+    _loading: LoadingStop | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if is_stream(self.dataset):
+            self._fetcher: BatchFetcher = EpochFetcher(self.dataset, self.collate_fn)
+        else:
+            # not the run's seed: runs with different seeds should be compared on the same samples
+            self._fetcher = BatchFetcher(self.dataset, 0, self.collate_fn)
         self.num_samples = self._fetcher.num_samples
-        self.end: int | None = None
-        self.num_taken = 0
-        self._loading: LoadingStop | None = None
 
     @property
     def is_interleaved(self) -> bool:
@@ -253,7 +238,7 @@ class EvalLoader:
         num_samples = self.num_samples
         if num_samples is None:
             return None
-        return math.ceil(math.ceil(num_samples / self._world_size) / self._micro_batch_size)
+        return math.ceil(math.ceil(num_samples / self.world_size) / self.micro_batch_size)
 
     def rounds(self, at_most: int | None = None, loading: LoadingStop | None = None) -> Generator[Any, None, None]:
         """One pass over this rank's share, with the same number of rounds on every rank.
@@ -268,51 +253,51 @@ class EvalLoader:
             StopWhileLoading: the ranks stop.
         """
         self._loading = loading
-        most = min((bound for bound in (self.num_rounds, at_most) if bound is not None), default=None)
+        max_rounds = min((bound for bound in (self.num_rounds, at_most) if bound is not None), default=None)
         if isinstance(self._fetcher, EpochFetcher):
-            return self._rounds_of_stream(most)
-        assert most is not None
-        return self._rounds(most)
+            return self._rounds_of_stream(max_rounds)
+        assert max_rounds is not None
+        return self._rounds(max_rounds)
 
     def stand_in(self) -> Any | None:
         """Return a batch of the first sample, for a rank that only joins the passes of others; None without samples."""
         first = (0, np.arange(1))
         if isinstance(self._fetcher, EpochFetcher):
             # another reader: that of the rounds must stay where it is
-            return EpochFetcher(self._dataset, self._collate)[first].batch
+            return EpochFetcher(self.dataset, self.collate_fn)[first].batch
         return self._fetcher[first] if self.num_samples else None
 
-    def _rounds(self, most: int) -> Generator[Any, None, None]:
-        size, num_samples = self._micro_batch_size, self.num_samples
+    def _rounds(self, max_rounds: int) -> Generator[Any, None, None]:
+        size, num_samples = self.micro_batch_size, self.num_samples
         assert num_samples is not None
-        begin, end = (num_samples * edge // self._world_size for edge in (self._rank, self._rank + 1))
+        begin, end = (num_samples * edge // self.world_size for edge in (self.rank, self.rank + 1))
         requests = ((0, np.arange(first, min(first + size, end))) for first in range(begin, end, size))
-        own = min(most, math.ceil((end - begin) / size))
-        batches = self._fetch(itertools.islice(requests, own), own)
-        for round_index in range(most):
+        num_batches = min(max_rounds, math.ceil((end - begin) / size))
+        batches = self._fetch(itertools.islice(requests, num_batches), num_batches)
+        for round_index in range(max_rounds):
             self.num_taken = max(0, min(size, end - begin - round_index * size))
             yield next(batches, None)
 
-    def _rounds_of_stream(self, most: int | None) -> Generator[Any, None, None]:
-        size, length = self._micro_batch_size, self.num_samples
-        per_round = size * self._world_size
-        slices = ((first, first + size) for first in itertools.count(self._rank * size, per_round))
+    def _rounds_of_stream(self, max_rounds: int | None) -> Generator[Any, None, None]:
+        size, length = self.micro_batch_size, self.num_samples
+        per_round = size * self.world_size
+        slices = ((first, first + size) for first in itertools.count(self.rank * size, per_round))
         # empty where the slice begins after the length
         requests = ((0, np.arange(first, last if length is None else min(last, length))) for first, last in slices)
-        found: Iterator[UpToEnd] = self._fetch(itertools.islice(requests, most), most)
+        batches: Iterator[EpochBatch] = self._fetch(itertools.islice(requests, max_rounds), max_rounds)
         self.end = None
-        for round_index, (batch, end) in enumerate(found):
+        for round_index, (batch, end) in enumerate(batches):
             if end is not None:
                 self.end = end
             # without a length, all ranks read the same stream, and find the same end, perhaps in different rounds
             if length is None and end is not None and round_index * per_round >= end:
                 return
-            first = round_index * per_round + self._rank * size
+            first = round_index * per_round + self.rank * size
             bounds = [first + size, *(bound for bound in (length, self.end) if bound is not None)]
             self.num_taken = max(0, min(bounds) - first)
             yield batch
 
-    def _fetch(self, requests: Iterator[Request], most: int | None) -> Iterator[Any]:
-        num_workers = self._workers.num_workers
-        workers = replace(self._workers, num_workers=num_workers if most is None else min(num_workers, most))
+    def _fetch(self, requests: Iterator[Request], max_rounds: int | None) -> Iterator[Any]:
+        num_workers = self.workers.num_workers
+        workers = replace(self.workers, num_workers=num_workers if max_rounds is None else min(num_workers, max_rounds))
         return fetch_batches(self._fetcher, requests, workers, self._loading)

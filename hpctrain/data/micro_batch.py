@@ -54,7 +54,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        return _rebuilt(batch, {key: map_tensors(function, value) for key, value in batch.items()})
+        return _rebuild(batch, {key: map_tensors(function, value) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(function, value) for value in batch))
     if isinstance(batch, (tuple, list)):
@@ -77,7 +77,7 @@ def iterate_tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def _fields(batch: Any) -> Iterable[Any]:
-    """What a container holds; nothing of any other value."""
+    """Return the values in a container; none of any other value."""
     if isinstance(batch, Mapping):
         return batch.values()
     if isinstance(batch, (tuple, list)):
@@ -87,8 +87,8 @@ def _fields(batch: Any) -> Iterable[Any]:
     return ()
 
 
-def samples_in(batch: Any, num_asked: int, num_read: int) -> int:
-    """How many samples a collated batch holds.
+def count_samples(batch: Any, num_asked: int, num_read: int) -> int:
+    """Return the number of samples in a collated batch.
 
     If anything in it has the length ``num_read``, it holds those. Otherwise some were left out, or replaced, and the
     length of what comes first counts, unless that is more than was asked for: points of clouds, or nodes of graphs.
@@ -124,7 +124,7 @@ def _is_of_samples(batch: Sequence[Any]) -> bool:
     return len(lengths) > 1 or all(isinstance(element, Mapping) for element in batch)
 
 
-def _rebuilt(original: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+def _rebuild(original: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     if type(original) is dict:
         return values
     try:
@@ -149,11 +149,9 @@ class BatchTransfer(Protocol):
 
     def begin(self, batch: Any) -> Any:
         """Start the transfer of a batch; called once for each, in their order."""
-        ...
 
-    def finish(self, begun: Any) -> Any:
+    def finish(self, pending: Any) -> Any:
         """Return the batch on the device, from what `begin` returned; called when the batch is asked for."""
-        ...
 
 
 class PendingCopies:
@@ -198,7 +196,8 @@ class CopyInBackground:
     of a batch for as long as it likes, and the copying stream reuses the first copy's memory only after the second
     copy. This replaces `record_stream`, which can end the process once the GPU is lost
     (`hpctrain.attempt.lost_gpu`). It takes the memory of one more batch, and the time to read and write it on the
-    device, a few hundredths of that of the copy from the host.
+    device, a few hundredths of that of the copy from the host. If the copying stream waited for all earlier computation
+    instead, no copy would overlap with a step without loading processes.
 
     Args:
         move: copies every tensor of a batch to a device without waiting, and does nothing else.
@@ -218,18 +217,18 @@ class CopyInBackground:
         """Begin to copy a batch."""
         if self._cloned is not None:
             self._copies.wait_event(self._cloned)
-        source = _on_host(batch)
+        source = _host_tensors(batch)
         with torch.cuda.stream(self._copies):
             device_batch = self._move(batch, self._device)
         # an event, since the stream goes on with the next batch before this one is asked for
         return device_batch, self._pending.add(source, self._copies)
 
-    def finish(self, begun: tuple[Any, torch.cuda.Event]) -> Any:
+    def finish(self, pending: tuple[Any, torch.cuda.Event]) -> Any:
         """Return the copy, for use in the current stream."""
-        device_batch, copied = begun
+        device_batch, copied = pending
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(copied)
-        batch = map_tensors(partial(_owned_by, computing), device_batch)
+        batch = map_tensors(partial(_copy_in_stream, computing), device_batch)
         # the memory of device_batch, and of all batches before it, may be written again after this event
         self._cloned = computing.record_event()
         return batch
@@ -258,21 +257,21 @@ class MoveOnDemand:
         """Return the batch."""
         return batch
 
-    def finish(self, begun: Any) -> Any:
+    def finish(self, pending: Any) -> Any:
         """Move the batch."""
         if self._device.type != "cuda":
-            return self._move(begun, self._device)
-        source = _on_host(begun)  # a task may move a batch in place
-        batch = self._move(begun, self._device)
+            return self._move(pending, self._device)
+        source = _host_tensors(pending)  # a task may move a batch in place
+        batch = self._move(pending, self._device)
         self._pending.add(source, torch.cuda.current_stream(self._device))
         return batch
 
 
-def _on_host(batch: Any) -> list[Tensor]:
+def _host_tensors(batch: Any) -> list[Tensor]:
     return [tensor for tensor in iterate_tensors(batch) if not tensor.is_cuda]
 
 
-def _owned_by(stream: torch.cuda.Stream, tensor: Tensor) -> Tensor:
+def _copy_in_stream(stream: torch.cuda.Stream, tensor: Tensor) -> Tensor:
     """Return a tensor whose memory other streams don't use again too early: a copy made in this stream."""
     if not tensor.is_cuda:
         return tensor
@@ -292,8 +291,8 @@ def transfer_batches(batches: Iterable[Any], transfer: BatchTransfer, *, prefetc
         prefetch_one: whether to start each transfer before the previous batch is yielded, if the transfer allows it.
     """
     # generators, and not map(): a StopIteration in a task's method must not end the batches
-    begun = (transfer.begin(batch) for batch in batches)
-    for started in one_ahead(begun) if prefetch_one and transfer.allows_prefetch else begun:
+    pending = (transfer.begin(batch) for batch in batches)
+    for started in one_ahead(pending) if prefetch_one and transfer.allows_prefetch else pending:
         finished = [transfer.finish(started)]
         del started  # before the next transfer begins, which can use its memory
         yield finished.pop()
@@ -304,12 +303,12 @@ def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
 
     An error in taking an item is raised when that item is asked for.
     """
-    held: list[Item] = []
+    waiting: list[Item] = []
     try:
         for item in items:
-            yield from held
-            held = [item]
+            yield from waiting
+            waiting = [item]
     except Exception:
-        yield from held
+        yield from waiting
         raise
-    yield from held
+    yield from waiting

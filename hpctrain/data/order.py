@@ -32,7 +32,6 @@ class Order(Protocol):
         Returns:
             int64 sample indices, of the arguments' common shape.
         """
-        ...
 
 
 def sequential(epoch: int | IntArray, positions: IntArray) -> IntArray:
@@ -90,9 +89,9 @@ class ShuffledOrder:
         low = (values & np.int64(mask)).astype(np.uint32)
         high = (values >> np.int64(low_bits)).astype(np.uint32)
         for turn in range(0, self._rounds, 2):
-            low += _mixed(high, keys[turn])
+            low += _mix(high, keys[turn])
             low &= mask
-            high += (_mixed(low, keys[turn + 1]) * np.uint64(high_size) >> np.uint64(32)).astype(np.uint32)
+            high += (_mix(low, keys[turn + 1]) * np.uint64(high_size) >> np.uint64(32)).astype(np.uint32)
             np.minimum(high, high - high_size, out=high)
         return (high.astype(np.int64) << np.int64(low_bits)) | low
 
@@ -147,7 +146,7 @@ class WeightedOrder:
         return np.searchsorted(self._edges, uniform, side="right").astype(np.int64)
 
 
-def _mixed(half: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+def _mix(half: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     word = half ^ key
     word ^= word >> _SHIFT_16
     word *= _FMIX_1
@@ -206,7 +205,7 @@ class BucketOrder:
         self._num_pools = max(1, round(self._num_batches / pool_batches))
         self._seed = seed
         self._shuffled = ShuffledOrder(self.num_samples, seed)
-        self._last: tuple[tuple[int, int], IntArray] | None = None
+        self._newest_pool: tuple[tuple[int, int], IntArray] | None = None
 
     def __call__(self, epoch: int | IntArray, positions: IntArray) -> IntArray:
         """See `Order`."""
@@ -227,20 +226,20 @@ class BucketOrder:
     def _pool(self, epoch: int, pool: int) -> IntArray:
         """The samples of a pool, in the order of their positions."""
         # positions come in order, so the next call mostly needs the same pool
-        if self._last is None or self._last[0] != (epoch, pool):
-            self._last = (epoch, pool), self._made(epoch, pool)
-        return self._last[1]
+        if self._newest_pool is None or self._newest_pool[0] != (epoch, pool):
+            self._newest_pool = (epoch, pool), self._build_pool(epoch, pool)
+        return self._newest_pool[1]
 
-    def _made(self, epoch: int, pool: int) -> IntArray:
+    def _build_pool(self, epoch: int, pool: int) -> IntArray:
         size = self._batch_size
         samples = self._shuffled(epoch, np.arange(self._begin(pool), self._begin(pool + 1)))
         # stable: samples of one length stay in random order
         samples = samples[np.argsort(self._lengths[samples], kind="stable")]
-        full, rest = divmod(len(samples), size)
+        full, remainder = divmod(len(samples), size)
         turns = keyed_bits(self._seed, _BUCKET_SALT, epoch, pool, np.arange(full + 1))
-        if rest:
+        if remainder:
             # the incomplete batch has to be last, but its lengths should be as random as those of the others
             cut = int(turns[full] % np.uint64(full + 1)) * size
-            samples = np.concatenate((samples[:cut], samples[cut + rest :], samples[cut : cut + rest]))
+            samples = np.concatenate((samples[:cut], samples[cut + remainder :], samples[cut : cut + remainder]))
         batches = samples[: full * size].reshape(full, size)[np.argsort(turns[:full], kind="stable")]
         return np.concatenate((batches.ravel(), samples[full * size :]))

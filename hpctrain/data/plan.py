@@ -18,7 +18,7 @@ Number = TypeVar("Number", int, IntArray)
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How steps, ranks and micro-batches slice an epoch.
+    """Slices of an epoch: the positions of each step, rank and micro-batch.
 
     With N samples and global batch size G, step k of an epoch takes the positions [kG, min((k + 1)G, N)), n of them:
     the same at any world size. They make ceil(n / (micro_batch_size * world_size)) micro-batches per rank: n is cut

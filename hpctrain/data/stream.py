@@ -1,7 +1,7 @@
 """Iterable datasets, read by position like every other dataset: by seeking, by replaying, side by side or shuffled.
 
-torchdata 0.11 lost samples if a run resumed with another number of ranks, and gave an empty epoch after a save at its
-end.
+Neither webdataset nor torchdata is used: webdataset doesn't resume exactly, and torchdata 0.11 lost samples if a run
+resumed with another number of ranks, and gave an empty epoch after a save at its end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class SeekableStream(Protocol):
 
         Yields nothing if the position is past the end of the epoch.
         """
-        ...
 
 
 def is_stream(dataset: Any) -> bool:
@@ -74,8 +73,8 @@ def has_bookmarks(stream: Any) -> bool:
     return isinstance(stream, StatefulStream) and not isinstance(stream, SeekableStream) and not loses_samples(stream)
 
 
-def remark_on(stream: Any) -> str | None:
-    """What a resume with this stream costs, in a line; None if it costs nothing worth mentioning."""
+def describe_resume_cost(stream: Any) -> str | None:
+    """Describe in a line the cost of a resume with this stream; None if it costs nothing worth mentioning."""
     if isinstance(stream, SeekableStream) or has_bookmarks(stream):
         return None
     name = type(stream).__name__
@@ -88,7 +87,7 @@ def remark_on(stream: Any) -> str | None:
 
 
 @dataclass(slots=True)
-class Pass:
+class StreamPass:
     """One iteration over a stream, from its beginning or from a later position on.
 
     Attributes:
@@ -145,7 +144,7 @@ class StreamReader:
         self._stream = stream
         self._name = type(stream).__name__
         self._epoch = -1  # that was asked for
-        self._pass = Pass(-1, 0, 0, stream, iter(()))
+        self._pass = StreamPass(-1, 0, 0, stream, iter(()))
         self._warned: set[str] = set()
 
     def read(self, epoch: int, positions: IntArray) -> list[Any]:
@@ -157,9 +156,9 @@ class StreamReader:
         self._catch_up(epoch)
         samples: list[Any] = []
         for position in positions.tolist():
-            while (found := self._find(epoch, position)) is None:
+            while (hit := self._sample_at(epoch, position)) is None:
                 self._open_next(position)
-            samples.append(found[0])
+            samples.append(hit[0])
         return samples
 
     def _catch_up(self, epoch: int) -> None:
@@ -181,7 +180,7 @@ class StreamReader:
                 epoch,
             )
         for past in range(first, epoch):
-            while self._find(past, end) is None and self._pass.next < end:
+            while self._sample_at(past, end) is None and self._pass.next < end:
                 self._open_next(end)
 
     def read_once(self, epoch: int, positions: IntArray) -> list[Any]:
@@ -189,11 +188,11 @@ class StreamReader:
         self.num_samples = None
         samples = []
         for position in positions.tolist():
-            found = self._find(epoch, position)
-            if found is None:
+            hit = self._sample_at(epoch, position)
+            if hit is None:
                 self.num_samples = self._end()
                 break
-            samples.append(found[0])
+            samples.append(hit[0])
         return samples
 
     def bookmark(self) -> tuple[Bookmark, ...]:
@@ -207,28 +206,28 @@ class StreamReader:
             return ()
         return (Bookmark(self._number, self._epoch, opened.number, opened.begin, opened.next, state),)
 
-    def _find(self, epoch: int, position: int) -> tuple[Any] | None:
+    def _sample_at(self, epoch: int, position: int) -> tuple[Any] | None:
         """The sample at a position, in a tuple; None if the pass ends before it."""
         if epoch != self._epoch or position < self._pass.next:
             self._epoch = epoch
-            self._pass = self._opened_at_bookmark(position) or self._opened(epoch, 0, position)
+            self._pass = self._open_at_bookmark(position) or self._open_pass(epoch, 0, position)
         return self._pass.read_to(position)
 
-    def _opened_at_bookmark(self, position: int) -> Pass | None:
+    def _open_at_bookmark(self, position: int) -> StreamPass | None:
         """The pass that continues from the bookmark, which counts only for the first pass; None if it doesn't fit."""
         mark = self._bookmark
         self._bookmark = None
         if mark is None or mark.epoch != self._epoch or mark.position > position:
             return None
-        stream = self._stream_of(mark.pass_number)
+        stream = self._stream_for_pass(mark.pass_number)
         # a copy: the stream may change it in place, and the bookmark may be saved once more
         stream.load_state_dict(deepcopy(mark.state))
-        return Pass(mark.pass_number, mark.begin, mark.position, stream, iter(stream))
+        return StreamPass(mark.pass_number, mark.begin, mark.position, stream, iter(stream))
 
-    def _opened(self, number: int, begin: int, position: int) -> Pass:
+    def _open_pass(self, number: int, begin: int, position: int) -> StreamPass:
         if isinstance(self._stream, SeekableStream):
             samples = iter(self._stream.read_from(number, position - begin))
-            return Pass(number, begin, position, self._stream, samples)
+            return StreamPass(number, begin, position, self._stream, samples)
         # after another warning, those samples are counted already
         if self.has_bookmarks and not self._warned and position - begin > TOLERATED_REPLAY:
             self._warn_once(
@@ -237,10 +236,10 @@ class StreamReader:
                 self._name,
                 position - begin,
             )
-        stream = self._stream_of(number)
-        return Pass(number, begin, begin, stream, iter(stream))
+        stream = self._stream_for_pass(number)
+        return StreamPass(number, begin, begin, stream, iter(stream))
 
-    def _stream_of(self, pass_number: int) -> Any:
+    def _stream_for_pass(self, pass_number: int) -> Any:
         # a copy, as the state of one pass must not decide where the next one begins
         stream = fresh_copy(self._stream) if self._stateful else self._stream
         # the usual name of that method, as in Hugging Face's datasets
@@ -264,7 +263,7 @@ class StreamReader:
                 end - begin,
                 number,
             )
-        self._pass = self._opened(number + 1, end, max(position, end))
+        self._pass = self._open_pass(number + 1, end, max(position, end))
 
     def _end(self) -> int:
         """The position after the last one of this pass, which has been read to its end."""
@@ -320,7 +319,7 @@ class ShardedStream(IterableDataset[Any]):
         self.streams = tuple(streams)
 
     def __iter__(self) -> Iterator[Any]:
-        return chain.from_iterable(StreamReader(stream)._opened(0, 0, 0).samples for stream in self.streams)
+        return chain.from_iterable(StreamReader(stream)._open_pass(0, 0, 0).samples for stream in self.streams)
 
 
 def streams_of(dataset: Any) -> tuple[Any, ...]:
@@ -334,7 +333,7 @@ class ShardedReader:
     """Reads samples at increasing positions of a `ShardedStream`.
 
     Args:
-        sharded: the streams.
+        stream: several streams as one.
         step_samples: samples per step, over all ranks.
         bookmarks: from which streams with a state may continue.
 
@@ -345,8 +344,8 @@ class ShardedReader:
         ConfigError: the number of streams doesn't divide that of the samples.
     """
 
-    def __init__(self, sharded: ShardedStream, step_samples: int, bookmarks: Bookmarks | None = None) -> None:
-        streams = sharded.streams
+    def __init__(self, stream: ShardedStream, step_samples: int, bookmarks: Bookmarks | None = None) -> None:
+        streams = stream.streams
         if step_samples % len(streams):
             raise ConfigError(
                 "trainer.global_batch_size",
@@ -357,7 +356,7 @@ class ShardedReader:
         self._step_samples = step_samples
         self._share = step_samples // len(streams)
         self._readers = [StreamReader(stream, bookmarks, number) for number, stream in enumerate(streams)]
-        self._used: set[int] = set()
+        self._numbers_read: set[int] = set()
         self.has_bookmarks = any(reader.has_bookmarks for reader in self._readers)
 
     def read(self, epoch: int, positions: IntArray) -> list[Any]:
@@ -368,18 +367,18 @@ class ShardedReader:
         """
         steps, places = divmod(positions, self._step_samples)
         numbers, offsets = divmod(places, self._share)
-        own = steps * self._share + offsets
+        stream_positions = steps * self._share + offsets
         samples = []
-        for number, place in zip(numbers.tolist(), own, strict=True):
-            self._used.add(number)
+        for number, place in zip(numbers.tolist(), stream_positions, strict=True):
+            self._numbers_read.add(number)
             samples += self._readers[number].read(epoch, place.reshape(1))
         return samples
 
     def bookmark(self) -> tuple[Bookmark, ...]:
         """Those of the streams that were read since the last call."""
-        used = sorted(self._used)
-        self._used.clear()
-        return tuple(mark for number in used for mark in self._readers[number].bookmark())
+        numbers = sorted(self._numbers_read)
+        self._numbers_read.clear()
+        return tuple(mark for number in numbers for mark in self._readers[number].bookmark())
 
 
 _WINDOW_SALT = 0x77696E646F77  # "window": keeps these bits apart from others drawn from the same seed
@@ -441,10 +440,10 @@ class ShuffledStream(IterableDataset[Any]):
             # copies, here and below: the stream may change its own in place
             stream.load_state_dict(deepcopy(state))
         samples = iter(stream)
-        while taken := list(islice(samples, self._window)):
-            bits = keyed_bits(self._seed, _WINDOW_SALT, self._epoch, window, np.arange(len(taken)))
+        while contents := list(islice(samples, self._window)):
+            bits = keyed_bits(self._seed, _WINDOW_SALT, self._epoch, window, np.arange(len(contents)))
             for place, number in enumerate(np.argsort(bits, kind="stable").tolist()):
                 if place >= done:
                     self._state = {"window": window, "place": place + 1, "stream": state}
-                    yield taken[number]
+                    yield contents[number]
             window, done, state = window + 1, 0, deepcopy(stream.state_dict())

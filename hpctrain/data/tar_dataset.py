@@ -79,7 +79,7 @@ class TarDataset(Dataset[Any]):
         if fields is not None and not fields:
             raise TaskError("fields=() names no extension: name some, or leave it out for all (fields=None)")
         patterns = [shards] if isinstance(shards, str | Path) else shards
-        self.paths = tuple(path for pattern in patterns for path in _matching(str(pattern)))
+        self.paths = tuple(path for pattern in patterns for path in _paths_matching(str(pattern)))
         if not self.paths:
             raise TaskError("TarDataset needs one tar file or more, got none")
         folder = None if index is None else Path(index)
@@ -125,7 +125,7 @@ class TarDataset(Dataset[Any]):
     def _values(self, shard: int, sample: int) -> Any:
         files = {extension: (offset, size) for extension, offset, size in self._indices[shard].files(sample)}
         if self._fields is None:
-            return {"__key__": self._indices[shard].key(sample)} | dict(self._decoded(shard, sample, files))
+            return {"__key__": self._indices[shard].key(sample)} | dict(self._decode_files(shard, sample, files))
         chosen: list[str] = []
         for names in self._fields:
             name = next((name for name in names if name in files), None)
@@ -133,10 +133,10 @@ class TarDataset(Dataset[Any]):
                 key = self._indices[shard].key(sample)
                 raise TaskError(f"{self.paths[shard]}: {key} has no .{' or .'.join(names)}, only {listed(files)}")
             chosen.append(name)
-        values = dict(self._decoded(shard, sample, {name: files[name] for name in chosen}))
+        values = dict(self._decode_files(shard, sample, {name: files[name] for name in chosen}))
         return tuple(values[name] for name in chosen)
 
-    def _decoded(self, shard: int, sample: int, files: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Any]]:
+    def _decode_files(self, shard: int, sample: int, files: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Any]]:
         begin = min(offset for offset, _ in files.values())
         data = self._read(shard, begin, max(offset + size for offset, size in files.values()) - begin)
         for extension, (offset, size) in files.items():
@@ -179,17 +179,17 @@ class TarDataset(Dataset[Any]):
         return self._open[shard]
 
 
-def _matching(pattern: str) -> Iterator[Path]:
+def _paths_matching(pattern: str) -> Iterator[Path]:
     if Path(pattern).exists():
         yield Path(pattern)
         return
-    found = _RANGE.search(pattern)
-    if found is not None:
-        first, last = found.groups()
+    match = _RANGE.search(pattern)
+    if match is not None:
+        first, last = match.groups()
         if int(first) > int(last):
-            raise TaskError(f"the range {found[0]} of {pattern} is empty: write the smaller number first")
+            raise TaskError(f"the range {match[0]} of {pattern} is empty: write the smaller number first")
         for number in range(int(first), int(last) + 1):
-            yield from _matching(f"{pattern[: found.start()]}{number:0{len(first)}d}{pattern[found.end() :]}")
+            yield from _paths_matching(f"{pattern[: match.start()]}{number:0{len(first)}d}{pattern[match.end() :]}")
         return
     names = sorted(glob(pattern)) if has_magic(pattern) else [pattern]  # noqa: PTH207 - Path.glob needs a folder
     if not names:

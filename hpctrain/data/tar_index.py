@@ -1,4 +1,7 @@
-"""Where each file of a tar file begins, found once and stored beside it."""
+"""Index of the files in a tar file: their places, found once and stored beside it.
+
+It is made when it is first needed: for DALI's index files, a user would have to run another tool first.
+"""
 
 from __future__ import annotations
 
@@ -92,22 +95,22 @@ def index_of(path: Path, folder: Path | None = None) -> TarIndex:
         TaskError: the tar file can't be read, is damaged or compressed, or has links for files, or the index can't be
             written.
     """
-    place = _place(path, folder)
+    index_path = _index_path(path, folder)
     try:
-        state = _state(path)
-        found = _read(place, state)
-        if found is not None:
-            return found
+        state = _file_state(path)
+        index = _read(index_path, state)
+        if index is not None:
+            return index
         log.info("indexing %s", path)
         with open_file(path) as file:
-            made = _scan(path, file, state)
+            index = _scan(path, file, state)
     except OSError as error:
         raise TaskError(f"{path} can't be read ({error.strerror}): check the name and its permissions") from error
-    _write(place, made)
-    return made
+    _write(index_path, index)
+    return index
 
 
-def _place(path: Path, folder: Path | None) -> Path:
+def _index_path(path: Path, folder: Path | None) -> Path:
     if folder is None:
         return path.with_name(path.name + SUFFIX)
     # tar files in several folders may share a name
@@ -115,31 +118,31 @@ def _place(path: Path, folder: Path | None) -> Path:
     return folder / f"{path.name}-{origin}{SUFFIX}"
 
 
-def _state(path: Path) -> IntArray:
+def _file_state(path: Path) -> IntArray:
     status = path.stat()
     return np.array([_FORMAT, status.st_size, status.st_mtime_ns])
 
 
-def _read(place: Path, state: IntArray) -> TarIndex | None:
+def _read(index_path: Path, state: IntArray) -> TarIndex | None:
     try:
-        with open_file(place) as file, np.load(file, allow_pickle=False) as arrays:
+        with open_file(index_path) as file, np.load(file, allow_pickle=False) as arrays:
             # compressed, a small file could fill the memory
             if any(entry.compress_type for entry in arrays.zip.infolist()):
                 raise ValueError("it is compressed")
             index = TarIndex(**arrays)
-        problem = _find_mistake(index)
+        problem = _describe_mistake(index)
     except FileNotFoundError:
         return None
     except Exception as error:  # zip raises many kinds for a damaged file
         problem = f"{type(error).__name__}: {error}"
     if problem:
         # if it can't be made anew, `_write` says so
-        log.info("the index %s can't be used: %s", place, problem)
+        log.info("the index %s can't be used: %s", index_path, problem)
         return None
     return index if np.array_equal(index.state, state) else None
 
 
-def _find_mistake(index: TarIndex) -> str:
+def _describe_mistake(index: TarIndex) -> str:
     """Describe what is wrong with an index, which others may have written; empty if nothing is."""
     for name, dtype in _DTYPES.items():
         array = getattr(index, name)
@@ -164,16 +167,17 @@ def _find_mistake(index: TarIndex) -> str:
     return next((f"its {what} can't be those of the tar file" for what, passed in checks.items() if not passed), "")
 
 
-def _write(place: Path, index: TarIndex) -> None:
+def _write(index_path: Path, index: TarIndex) -> None:
     content = io.BytesIO()
     np.savez(content, **{name: getattr(index, name) for name in TarIndex.__slots__})
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        index_path.parent.mkdir(parents=True, exist_ok=True)
         # atomic: other nodes may make it at the same time
-        write_atomic(place, content.getvalue(), durable=False)
+        write_atomic(index_path, content.getvalue(), durable=False)
     except OSError as error:
         raise TaskError(
-            f"the index {place} can't be written ({error.strerror}): name a folder for it, TarDataset(index=FOLDER)"
+            f"the index {index_path} can't be written ({error.strerror}): name a folder for it, "
+            "TarDataset(index=FOLDER)"
         ) from error
 
 
@@ -192,7 +196,7 @@ def _scan(path: Path, file: BinaryIO, state: IntArray) -> TarIndex:
         if name is None or _META.match(member.name):
             continue
         if not member.isreg():
-            raise TaskError(_has_link(path, member))
+            raise TaskError(_link_message(path, member))
         key, extension = name[1], name[2].lower()
         if key != current:
             current = key
@@ -250,7 +254,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
         file.seek(0)
         if file.read(2) in (b"\x1f\x8b", b"BZ", b"\xfd7", b"(\xb5"):
             raise TaskError(f"{path} is compressed, so it can't be read by position: decompress it") from None
-        raise TaskError(_damaged(path, offset, str(error) or type(error).__name__)) from None
+        raise TaskError(_damage_message(path, offset, str(error) or type(error).__name__)) from None
     _check_end(path, file, offset)
 
 
@@ -259,9 +263,9 @@ def _check_end(path: Path, file: BinaryIO, offset: int) -> None:
     file.seek(offset)
     block = file.read(BLOCK_BYTES)
     if block.strip(b"\0"):
-        raise TaskError(_damaged(path, offset, "no header where the next file should begin"))
+        raise TaskError(_damage_message(path, offset, "no header where the next file should begin"))
     if len(block) < BLOCK_BYTES:
-        raise TaskError(_damaged(path, offset, "no end marker"))
+        raise TaskError(_damage_message(path, offset, "no end marker"))
     # a sparse file may have terabytes of zeros
     for _ in range(_CHUNKS_AFTER_END):
         block = file.read(_CHUNK_BYTES)
@@ -272,7 +276,7 @@ def _check_end(path: Path, file: BinaryIO, offset: int) -> None:
             )
 
 
-def _has_link(path: Path, member: tarfile.TarInfo) -> str:
+def _link_message(path: Path, member: tarfile.TarInfo) -> str:
     kind = "hard" if member.islnk() else "symbolic"
     return (
         f"{path} has a {kind} link at byte {member.offset}, {member.name} to {member.linkname}, rather than a file: "
@@ -280,5 +284,5 @@ def _has_link(path: Path, member: tarfile.TarInfo) -> str:
     )
 
 
-def _damaged(path: Path, offset: int, how: str) -> str:
+def _damage_message(path: Path, offset: int, how: str) -> str:
     return f"{path} is damaged or cut short at byte {offset} ({how}): copy it again, or make it anew"

@@ -57,7 +57,7 @@ END_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How batches are fetched.
+    """Settings by which batches are fetched.
 
     Attributes:
         num_workers: processes that fetch, each on one thread; with 0 this process fetches a batch when it is needed.
@@ -117,13 +117,13 @@ class BatchQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # not
         try:
             return super().get(block, timeout)
         except Exception as error:
-            self.shortage = shortage_of(error)
+            self.shortage = describe_shortage(error)
             raise
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Put a batch, or an error; one line in place of the traceback if collating lacked shared memory."""
         if isinstance(obj, tuple) and isinstance(obj[1], ExceptionWrapper) and "shared memory" in obj[1].exc_msg:
-            shortage = shortage_of(RuntimeError(obj[1].exc_msg))
+            shortage = describe_shortage(RuntimeError(obj[1].exc_msg))
             obj = (obj[0], _SendError(HpctrainError, shortage)) if shortage else obj
         super().put(obj, block, timeout)
 
@@ -139,7 +139,7 @@ class BatchQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # not
                 "tensors, arrays, numbers and texts from dataset and collate_fn, or set data.num_workers=0"
             )
         else:
-            message = shortage_of(error) or (
+            message = describe_shortage(error) or (
                 f"a DataLoader worker can't send a batch to its rank: {text}; with data.num_workers=0 the rank fetches "
                 "batches itself"
             )
@@ -159,7 +159,7 @@ class _SendError(ExceptionWrapper):
 
 
 class _Context:
-    """What each of Python's contexts gets: a queue that reports what it can't send."""
+    """Mixin for Python's contexts: a queue that reports what it can't send."""
 
     def Queue(self, maxsize: int = 0) -> BatchQueue:  # noqa: N802  # multiprocessing's name
         return BatchQueue(maxsize, ctx=self)
@@ -204,7 +204,7 @@ class _Flag:
         return self._byte[0] == 1
 
 
-def shortage_of(error: Exception) -> str:
+def describe_shortage(error: Exception) -> str:
     """Describe what the system lacks to send a batch, and the remedy; empty for any other error."""
     number, text = getattr(error, "errno", None), error_text(error)
     if "AF_UNIX path too long" in text:
@@ -276,8 +276,8 @@ def _shorten_socket_folder() -> None:
 
 def _obey_rank() -> None:
     rank = multiprocessing.parent_process()
-    own = os.getppid() if rank is None else rank.pid
-    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != own:
+    rank_pid = os.getppid() if rank is None else rank.pid
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != rank_pid:
         pass
     os._exit(0)
 
@@ -355,7 +355,7 @@ class _Batches(_MultiProcessingDataLoaderIter):
             # the pinning thread prints its own error, and PyTorch only reports that the thread has ended
             batches = self._worker_result_queue
             assert isinstance(batches, BatchQueue)
-            if shortage := shortage_of(error) or batches.shortage:
+            if shortage := describe_shortage(error) or batches.shortage:
                 raise HpctrainError(shortage) from error
             raise
 
@@ -381,6 +381,8 @@ class _Batches(_MultiProcessingDataLoaderIter):
             killer.cancel()
 
     def _kill_workers(self) -> None:
+        # A kill rarely leaves a file in /dev/shm, of a batch's size: a worker unlinks its files microseconds after
+        # making them. Telling such files from those in use, to remove them, would take about 90 lines.
         for worker in self._workers:
             worker.kill()
 

@@ -1,4 +1,7 @@
-"""Findings on SLURM's settings, seen from the machine where the command is typed."""
+"""Findings on SLURM's settings, seen from the machine where the command is typed.
+
+There is a function for each subject: as a table, conditions and texts were harder to read.
+"""
 
 from __future__ import annotations
 

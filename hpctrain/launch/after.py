@@ -66,7 +66,7 @@ def _refuse_collection(name: str, runs: Sequence[RunDirectory]) -> None:
     home = RunDirectory(runs[0].path.parent)
     kind = read_json_or_empty(home.sweep).get("kind")
     if len(runs) > 1 and kind is None:
-        names = listed(sorted(run.path.name for run in runs), shown=4)
+        names = listed(sorted(run.path.name for run in runs), max_names=4)
         raise ConfigError("after", name, f"contains {len(runs)} runs, and isn't a sweep", f"name one of them: {names}")
     if len(runs) > 1 and kind in SEARCHES:
         raise ConfigError("after", name, "is a search, of which some runs never complete", "name one of its runs")

@@ -3,6 +3,9 @@
 A new engine is a function and a line of `ENGINES` here, and its name in `ENGINE_NAMES` of `hpctrain.config.cluster`,
 where `Container` and `check_container` refuse what the engine can't do. How it reports that it can't start a container
 is in `attempt.rank_python.NO_CONTAINER`.
+
+The tests run Charliecloud and OCI, with an image made of bind mounts. The lines of Pyxis and Apptainer are only frozen
+by tests, and no engine has run with a GPU.
 """
 
 from __future__ import annotations
@@ -154,6 +157,7 @@ class RankContainer:
 
 def needed_folders(plan: RunPlan, code: CodeSnapshot | None) -> list[Path]:
     """Return the folders of the node without which a rank of a run can't work."""
+    # not hpctrain's package: in the image its dependencies would be missing, or of another version
     folders = [plan.directory.path, Path.cwd()]
     # the copy of a sweep's code is beside its runs, and links lead from a copy to large files of the original
     return folders if code is None else [*folders, code.folder.parent, code.root]
@@ -268,6 +272,8 @@ def _make(point: Path, source: Path) -> None:
 
 def oci(container: RankContainer, command: list[str]) -> tuple[list[str], list[str]]:
     """Start it with SLURM's own `srun --container`: the site's oci.conf names the runtime, such as runc.
+
+    If the task started runc itself, SLURM would not know the container, and couldn't end it.
 
     Raises:
         ContainerError: the image isn't a bundle.

@@ -15,7 +15,7 @@ from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.config.program import default_texts, values_of_args
 from hpctrain.config.root import (
     OPEN_GROUPS,
-    OPEN_OF_PROGRAMS,
+    OPEN_PROGRAM_GROUPS,
     Config,
     ProgramConfig,
     RunConfig,
@@ -89,7 +89,7 @@ def stored_values(path: Path) -> dict[str, Any]:
 def _defaults(is_program: bool) -> dict[str, Any]:
     """The values of keys that an earlier version didn't store; the open groups have none."""
     default = ProgramConfig() if is_program else Config()
-    return {key: value for key, value in flat(default).items() if key not in (*OPEN_GROUPS, *OPEN_OF_PROGRAMS)}
+    return {key: value for key, value in flat(default).items() if key not in (*OPEN_GROUPS, *OPEN_PROGRAM_GROUPS)}
 
 
 def changed_keys(old: Mapping[str, Any], new: RunConfig) -> list[str]:

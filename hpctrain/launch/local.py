@@ -23,7 +23,7 @@ from hpctrain.attempt.notification import SOON_S, Notifier
 from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory_advice
 from hpctrain.attempt.outcome import Outcome, death_complaint, record_end, resume_advice
 from hpctrain.attempt.unrecorded import UnrecordedEnds
-from hpctrain.cluster.variables import scrubbed
+from hpctrain.cluster.variables import without_job_variables
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.launch.prepare import RunPlan
@@ -91,7 +91,9 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     # a process that has lost its GPU can't train another run of its sweep, and keeps its memory there until it ends
     if world_size == 1 and not run.is_program and (program is not None or not has_lost_gpu()):
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
-        alone = environ_replaced(scrubbed(os.environ) | LauncherFacts(attempt=number, code=digest).variables())
+        alone = environ_replaced(
+            without_job_variables(os.environ) | LauncherFacts(attempt=number, code=digest).variables()
+        )
         # a program's search path is its own
         imports = imported_from(code) if program is None else contextlib.nullcontext()
         with _sudden_exit_concluded(attempt.conclude), alone, imports:
@@ -281,7 +283,7 @@ class LocalRanks:
             stack.callback(self._kill_all)
             with signals_blocked(FORWARDED):  # until a rank handles them (`StopRequest.install`)
                 for rank in range(self.world_size):
-                    variables = scrubbed(os.environ) | rank_variables(rank, self.world_size, self.port)
+                    variables = without_job_variables(os.environ) | rank_variables(rank, self.world_size, self.port)
                     process = self._start(rank, [*command, str(self.directory.path)], variables | common, terminal)
                     self.processes.append(process)
                     if process.stdout is not None:

@@ -39,7 +39,8 @@ from hpctrain.startup import is_found_here
 from hpctrain.streams import Printer
 
 IMAGE_PYTHON = "python3"
-"""The Python of an image, by the name that all official ones give it."""
+"""The Python of an image, by the name that all official ones give it; the submitting one isn't mounted, since its C
+library and drivers needn't fit the image."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.cluster.variables import scrubbed
+from hpctrain.cluster.variables import without_job_variables
 from hpctrain.errors import ConfigError, HpctrainError, SchedulerError, SchedulerMissingError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
@@ -77,7 +77,7 @@ def sbatch(script: Path, name: str) -> str:
     try:
         done = subprocess.run(
             ["sbatch", str(script)],
-            env=scrubbed(os.environ),
+            env=without_job_variables(os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=SBATCH_TIMEOUT_S,

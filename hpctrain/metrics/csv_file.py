@@ -50,13 +50,13 @@ class CsvSink(RowSink):
         self._failing = False
         # twice: a long run has more of them than fit into memory
         self._columns = list(dict.fromkeys(name for record in records() for name in record.values))
-        rows = (_text([_row(self._columns, one.step, one.time, one.values)]) for one in records())
-        super().__init__(self._replaced(chain([_header(self._columns)], rows)), clock)
+        rows = (_text([_row(self._columns, metrics.step, metrics.time, metrics.values)]) for metrics in records())
+        super().__init__(self._replace_file(chain([_header(self._columns)], rows)), clock)
 
-    def _encoded(self, records: list[Record]) -> bytes:
+    def _encode(self, records: list[Record]) -> bytes:
         return _text([_row(self._columns, *record) for record in records])
 
-    def _takes(self, records: list[Record], *, at_once: bool) -> bool:
+    def _make_ready(self, records: list[Record], *, at_once: bool) -> bool:
         names = dict.fromkeys(name for _, _, values in records for name in values)
         new = [name for name in names if name not in self._columns]
         return not new or ((at_once or time.perf_counter() >= self._next_columns_s) and self._add_columns(new))
@@ -71,7 +71,7 @@ class CsvSink(RowSink):
         try:
             # numbers have no line end, so the rows need not be parsed, which takes seconds for a long file
             rows = (block.replace(b"\n", b"," * len(names) + b"\n") for block in self._rows_so_far())
-            replaced = self._replaced(chain([_header(columns)], rows))
+            replaced = self._replace_file(chain([_header(columns)], rows))
         except OSError as error:
             if not self._failing:
                 why = explain(error, self._path)
@@ -100,7 +100,7 @@ class CsvSink(RowSink):
             self._path,
         )
 
-    def _replaced(self, content: Iterable[bytes]) -> RecordFile:
+    def _replace_file(self, content: Iterable[bytes]) -> RecordFile:
         # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
         write_atomic(self._path, content, durable=False)  # `flush` makes it durable
         return RecordFile(self._path)
@@ -117,6 +117,6 @@ def _row(columns: list[str], step: int, logged_at: float | None, values: Mapping
 
 
 def _text(rows: list[list[str]]) -> bytes:
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerows(rows)
-    return written.getvalue().encode(errors="replace")
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue().encode(errors="replace")

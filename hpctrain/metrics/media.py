@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hpctrain.attempt.lost_gpu import retain_if_gpu_lost
 from hpctrain.errors import TaskError
-from hpctrain.tasks.log import Kind
+from hpctrain.tasks.log import MediumKind
 
 Array = NDArray[Any]
 
@@ -42,14 +42,14 @@ class HostArray:
     def __init__(self, content: Any) -> None:
         self._event: torch.cuda.Event | None = None
         if isinstance(content, Tensor):
-            self._held: Tensor | Array = self._copied(content.detach())
-            self.dtype_kind = "f" if self._held.is_floating_point() else "c" if self._held.is_complex() else "i"
+            self._content: Tensor | Array = self._copied(content.detach())
+            self.dtype_kind = "f" if self._content.is_floating_point() else "c" if self._content.is_complex() else "i"
         else:
-            self._held = np.array(content)
-            self.dtype_kind = self._held.dtype.kind
-        self.shape = tuple(self._held.shape)
-        self.num_bytes = self._held.nbytes
-        self.dtype = str(self._held.dtype).removeprefix("torch.")
+            self._content = np.array(content)
+            self.dtype_kind = self._content.dtype.kind
+        self.shape = tuple(self._content.shape)
+        self.num_bytes = self._content.nbytes
+        self.dtype = str(self._content.dtype).removeprefix("torch.")
 
     def values(self) -> Array:
         """Wait for the copy, and return it.
@@ -57,7 +57,7 @@ class HostArray:
         Raises:
             RuntimeError: the GPU reports an error.
         """
-        if self._event is not None and isinstance(self._held, Tensor):
+        if self._event is not None and isinstance(self._content, Tensor):
             try:
                 self._event.synchronize()
             except RuntimeError as error:
@@ -65,8 +65,8 @@ class HostArray:
                 raise
             self._event = None
             # free the page-locked memory at once: encoding takes long enough for the GPU to be lost meanwhile
-            self._held = self._held.clone()
-        return self._held.numpy() if isinstance(self._held, Tensor) else self._held
+            self._content = self._content.clone()
+        return self._content.numpy() if isinstance(self._content, Tensor) else self._content
 
     def _copied(self, tensor: Tensor) -> Tensor:
         if tensor.dtype in (torch.bfloat16, torch.float16):
@@ -74,21 +74,13 @@ class HostArray:
             tensor = tensor.float()
         if tensor.device.type != "cuda":
             return tensor.cpu().clone(memory_format=torch.contiguous_format)
-        held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        held.copy_(tensor, non_blocking=True)
+        host_copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host_copy.copy_(tensor, non_blocking=True)
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._event.record(torch.cuda.current_stream(tensor.device))
-        return held
+        return host_copy
 
 
-SUFFIXES: Mapping[Kind, str] = {
-    "image": "png",
-    "figure": "png",
-    "text": "txt",
-    "histogram": "json",
-    "audio": "wav",
-    "table": "json",
-}
 IMAGE_CHANNELS = (1, 3, 4)
 _GAP = 2
 """Pixels between the images of a grid."""
@@ -97,7 +89,7 @@ MOST_CHANNELS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedMedium:
     """A copied medium, which later changes to the original don't affect.
 
     Attributes:
@@ -106,12 +98,12 @@ class Captured:
         encode: waits for the copy from the device, if there is one, and returns the content of the medium's file.
     """
 
-    kind: Kind
+    kind: MediumKind
     num_bytes: int
     encode: Callable[[], bytes]
 
 
-def capture(where: str, kind: Kind, content: Any, options: Mapping[str, Any]) -> Captured:
+def capture(where: str, kind: MediumKind, content: Any, options: Mapping[str, Any]) -> CapturedMedium:
     """Check and copy a medium, without waiting for the device.
 
     Args:
@@ -124,7 +116,7 @@ def capture(where: str, kind: Kind, content: Any, options: Mapping[str, Any]) ->
         TaskError: it isn't of the kind.
     """
     try:
-        return _CAPTURES[kind](content, **options)
+        return KINDS[kind].capture(content, **options)
     except TaskError as error:
         raise TaskError(f"{where}: {error}") from None
 
@@ -140,7 +132,7 @@ def _copied(content: Any) -> HostArray:
         ) from None
 
 
-def _image(image: Any) -> Captured:
+def _image(image: Any) -> CapturedMedium:
     copy = _copied(image)
     if not _has_image_shape(copy.shape):
         raise TaskError(
@@ -154,7 +146,7 @@ def _image(image: Any) -> Captured:
     from PIL import Image
 
     Image.preinit()
-    return Captured("image", copy.num_bytes, lambda: png_of(copy.values()))
+    return CapturedMedium("image", copy.num_bytes, lambda: encode_png(copy.values()))
 
 
 def _has_image_shape(shape: tuple[int, ...]) -> bool:
@@ -163,7 +155,7 @@ def _has_image_shape(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) in (3, 4) and (shape[-3] in IMAGE_CHANNELS or shape[-1] in IMAGE_CHANNELS))
 
 
-def png_of(values: Array) -> bytes:
+def encode_png(values: Array) -> bytes:
     """Encode an image, or a batch of them as a grid.
 
     Args:
@@ -205,36 +197,36 @@ def _grid(pixels: Array) -> Array:
     return grid
 
 
-def _figure(figure: Any) -> Captured:
+def _figure(figure: Any) -> CapturedMedium:
     if not callable(getattr(figure, "savefig", None)):
         raise TaskError(f"expected a figure with a method savefig, found a {type(figure).__name__}")
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     data = drawn.getvalue()
-    return Captured("figure", len(data), lambda: data)
+    return CapturedMedium("figure", len(data), lambda: data)
 
 
-def _text(text: Any) -> Captured:
+def _text(text: Any) -> CapturedMedium:
     if not isinstance(text, str):
         raise TaskError(f"expected a string, found a {type(text).__name__}")
     data = text.encode(errors="replace")
-    return Captured("text", len(data), lambda: data)
+    return CapturedMedium("text", len(data), lambda: data)
 
 
-def _histogram(values: Any, *, bins: int) -> Captured:
+def _histogram(values: Any, *, bins: int) -> CapturedMedium:
     copy = _copied(values)
     if copy.dtype_kind not in "biuf":
         raise TaskError(f"expected real numbers, found {copy.dtype}")
     if not isinstance(bins, int) or bins < 1:
         raise TaskError(f"expected a positive number of bins, found {bins!r}")
-    return Captured("histogram", copy.num_bytes, lambda: _counted(copy.values(), bins))
+    return CapturedMedium("histogram", copy.num_bytes, lambda: _encode_histogram(copy.values(), bins))
 
 
-def _counted(values: Array, bins: int) -> bytes:
+def _encode_histogram(values: Array, bins: int) -> bytes:
     flat = values.astype(np.float64).ravel()
     flat = flat[np.isfinite(flat)]
     with np.errstate(over="ignore", invalid="ignore"):
-        counts, edges = _binned(flat, bins)
+        counts, edges = _bin(flat, bins)
         sums = {"sum": float(flat.sum()), "sum_squares": float(np.square(flat).sum())}
     record = {
         "counts": counts,
@@ -246,7 +238,7 @@ def _counted(values: Array, bins: int) -> bytes:
     return json.dumps(record, allow_nan=False).encode()
 
 
-def _binned(flat: Array, bins: int) -> tuple[list[int], list[float]]:
+def _bin(flat: Array, bins: int) -> tuple[list[int], list[float]]:
     if not flat.size:
         return [], []
     try:
@@ -257,7 +249,7 @@ def _binned(flat: Array, bins: int) -> tuple[list[int], list[float]]:
     return counts.tolist(), edges.tolist()
 
 
-def _audio(audio: Any, *, sample_rate: int) -> Captured:
+def _audio(audio: Any, *, sample_rate: int) -> CapturedMedium:
     copy = _copied(audio)
     if len(copy.shape) not in (1, 2) or 0 in copy.shape or (len(copy.shape) == 2 and copy.shape[0] > MOST_CHANNELS):
         raise TaskError(f"expected the shape [samples] or [channels, samples], found {list(copy.shape)}")
@@ -265,24 +257,24 @@ def _audio(audio: Any, *, sample_rate: int) -> Captured:
         raise TaskError(f"expected int16 or floats from -1 to 1, found {copy.dtype}: convert it")
     if not isinstance(sample_rate, int) or sample_rate < 1:
         raise TaskError(f"expected a sample_rate in Hz, a positive integer, found {sample_rate!r}")
-    return Captured("audio", copy.num_bytes, lambda: _wav(copy.values(), sample_rate))
+    return CapturedMedium("audio", copy.num_bytes, lambda: _encode_wav(copy.values(), sample_rate))
 
 
-def _wav(values: Array, sample_rate: int) -> bytes:
+def _encode_wav(values: Array, sample_rate: int) -> bytes:
     samples = np.atleast_2d(values)
     if samples.dtype != np.int16:
         samples = np.round(np.clip(np.nan_to_num(samples), -1, 1) * 32767)
-    written = io.BytesIO()
-    with wave.open(written, "wb") as file:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
         file.setnchannels(samples.shape[0])
         file.setsampwidth(2)
         file.setframerate(sample_rate)
         # the channels' samples alternate, little-endian
         file.writeframes(samples.T.astype("<i2").tobytes())
-    return written.getvalue()
+    return buffer.getvalue()
 
 
-def _table(rows: Iterable[Sequence[Any]], *, columns: Sequence[str]) -> Captured:
+def _table(rows: Iterable[Sequence[Any]], *, columns: Sequence[str]) -> CapturedMedium:
     titles = [str(title) for title in _items(columns, "columns, a list or tuple of titles")]
     checked_rows = []
     for number, values in enumerate(_items(rows, "rows, each a list or tuple of values")):
@@ -290,7 +282,9 @@ def _table(rows: Iterable[Sequence[Any]], *, columns: Sequence[str]) -> Captured
         checked_rows.append(row)
         if len(row) != len(titles):
             raise TaskError(f"expected {len(titles)} values per row, found {len(row)} in row {number}")
-    return Captured("table", 64 * len(titles) * (len(checked_rows) + 1), lambda: _split(titles, checked_rows))
+    return CapturedMedium(
+        "table", 64 * len(titles) * (len(checked_rows) + 1), lambda: _encode_table(titles, checked_rows)
+    )
 
 
 def _items(values: Any, expected: str, where: str = "") -> Iterator[Any]:
@@ -313,7 +307,7 @@ def _cell(value: Any) -> Any:
     return str(value)
 
 
-def _split(columns: list[str], rows: list[list[Any]]) -> bytes:
+def _encode_table(columns: list[str], rows: list[list[Any]]) -> bytes:
     """Encode as pandas reads it with ``orient="split"``."""
     return json.dumps({"columns": columns, "data": [[_plain(value) for value in row] for row in rows]}).encode()
 
@@ -325,11 +319,23 @@ def _plain(cell: Any) -> Any:
     return value if is_json else str(value)
 
 
-_CAPTURES: Mapping[Kind, Callable[..., Captured]] = {
-    "image": _image,
-    "figure": _figure,
-    "text": _text,
-    "histogram": _histogram,
-    "audio": _audio,
-    "table": _table,
+class MediumHandler(NamedTuple):
+    """Treatment of a kind of media.
+
+    Attributes:
+        suffix: of its files.
+        capture: checks and copies a medium of this kind.
+    """
+
+    suffix: str
+    capture: Callable[..., CapturedMedium]
+
+
+KINDS: Mapping[MediumKind, MediumHandler] = {
+    "image": MediumHandler("png", _image),
+    "figure": MediumHandler("png", _figure),
+    "text": MediumHandler("txt", _text),
+    "histogram": MediumHandler("json", _histogram),
+    "audio": MediumHandler("wav", _audio),
+    "table": MediumHandler("json", _table),
 }

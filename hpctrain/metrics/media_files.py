@@ -24,11 +24,11 @@ from hpctrain.files import (
     read_lines,
     write_atomic,
 )
-from hpctrain.metrics.media import SUFFIXES, Captured
+from hpctrain.metrics.media import KINDS, CapturedMedium
 from hpctrain.metrics.sink import RecordFile, kept_lines
 from hpctrain.run.file_system import explain
 from hpctrain.run.record_fields import COUNT, TEXT, TIME, FieldType, describe_wrong_field
-from hpctrain.tasks.log import Kind
+from hpctrain.tasks.log import MediumKind
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ MAX_WAITING_BYTES = 64 * 2**20
 """Bytes of media to keep while their folder can't be written; what exceeds them is dropped."""
 LONGEST_STEM = 200
 """Characters of a name in a file's name, quoted; file systems allow 255."""
-_KIND = FieldType("a kind of media", lambda value: isinstance(value, str) and value in SUFFIXES)
+_KIND = FieldType("a kind of media", lambda value: isinstance(value, str) and value in KINDS)
 _FIELD_TYPES = {"step": COUNT, "time": TIME, "name": TEXT, "kind": _KIND}
 
 
@@ -55,7 +55,7 @@ class Medium:
     step: int
     time: float
     name: str
-    kind: Kind
+    kind: MediumKind
     data: bytes
 
 
@@ -120,13 +120,13 @@ class MediaFiles:
                     yield Medium(step, record["time"], name, kind, data)
 
     def _has_room(self, medium: Medium) -> bool:
-        waiting_bytes = sum(len(one.data) for one in self._waiting)
+        waiting_bytes = sum(len(waiting.data) for waiting in self._waiting)
         return not self._waiting or waiting_bytes + len(medium.data) <= MAX_WAITING_BYTES
 
     def _write_waiting(self) -> None:
         try:
             while self._waiting:
-                self._write_one(self._waiting[0])
+                self._write_medium(self._waiting[0])
                 self._waiting.popleft()
         except OSError as error:
             if not self._failing:
@@ -138,7 +138,7 @@ class MediaFiles:
             logger.warning("%s can be written again", self._folder)
             self._failing = self._dropping = False
 
-    def _write_one(self, medium: Medium) -> None:
+    def _write_medium(self, medium: Medium) -> None:
         name = file_name(medium.name, medium.step, medium.kind)
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,9 +148,11 @@ class MediaFiles:
 
     def _drop(self, resume_step: int, evaluation_due: bool) -> None:
         files = set(map(_file_of, read_lines(self._path, at_most=None)))
-        kept = kept_lines(self._path, resume_step, lambda record: evaluation_due and _is_of_evaluation(record))
+        remaining_lines = kept_lines(
+            self._path, resume_step, lambda record: evaluation_due and _is_of_evaluation(record)
+        )
         # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
-        write_atomic(self._path, kept)
+        write_atomic(self._path, remaining_lines)
         staying = set(map(_file_of, read_lines(self._path, at_most=None)))
         for name in files - staying - {None}:
             with suppress(OSError):
@@ -160,15 +162,18 @@ class MediaFiles:
                 leftover.unlink()
 
 
-def file_name(name: str, step: int, kind: Kind) -> str:
-    """Return the file of a medium within the folder: ``eval/samples_00000120.png``; different for different names."""
-    phase, _, rest = name.partition("/")
-    stem = quote(rest, safe=" ")
+def file_name(name: str, step: int, kind: MediumKind) -> str:
+    """Return the file of a medium within the folder: ``eval/samples_00000120.png``; different for different names.
+
+    It contains the step, so that an attempt that repeats a step replaces its files.
+    """
+    phase, _, title = name.partition("/")
+    stem = quote(title, safe=" ")
     if len(stem) > LONGEST_STEM:
         stem = f"{stem[:LONGEST_STEM]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     # quote leaves dots as they are
     folder = quote(phase, safe="").replace(".", "%2E")
-    return f"{folder}/{stem}_{step:08d}.{SUFFIXES[kind]}"
+    return f"{folder}/{stem}_{step:08d}.{KINDS[kind].suffix}"
 
 
 def _line(medium: Medium, file: str) -> bytes:
@@ -220,7 +225,7 @@ class MediaWriter:
         # each with its bytes; never empty after the first one, as written media leave only when another comes
         self._queued: deque[tuple[Future[None], int]] = deque()
 
-    def put(self, step: int, name: str, captured: Captured) -> None:
+    def put(self, step: int, name: str, captured: CapturedMedium) -> None:
         """Queue a medium; wait until there is room for it.
 
         Args:
@@ -230,13 +235,13 @@ class MediaWriter:
         """
         while self._queued and (self._queued[0][0].done() or not self._has_room(captured)):
             self._queued.popleft()[0].result()
-        written = self._thread.submit(self._write, step, time.time(), name, captured)
-        self._queued.append((written, captured.num_bytes))
+        future = self._thread.submit(self._write, step, time.time(), name, captured)
+        self._queued.append((future, captured.num_bytes))
 
     def flush(self) -> None:
         """Wait until all media are written and durable; a failure of the file system is a warning."""
         if self._queued:
-            wait(written for written, _ in self._queued)
+            wait(future for future, _ in self._queued)
             self._files.sync()
 
     def close(self) -> None:
@@ -244,11 +249,11 @@ class MediaWriter:
         self._thread.shutdown()
         self._files.close()
 
-    def _has_room(self, captured: Captured) -> bool:
+    def _has_room(self, captured: CapturedMedium) -> bool:
         queued_bytes = sum(num_bytes for _, num_bytes in self._queued)
         return len(self._queued) < MAX_QUEUED and queued_bytes + captured.num_bytes <= MAX_QUEUED_BYTES
 
-    def _write(self, step: int, logged_at: float, name: str, captured: Captured) -> None:
+    def _write(self, step: int, logged_at: float, name: str, captured: CapturedMedium) -> None:
         try:
             medium = Medium(step, logged_at, name, captured.kind, captured.encode())
             self._files.write(medium)

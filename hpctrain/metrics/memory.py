@@ -41,7 +41,7 @@ class Memory:
             return torch.cuda.max_memory_allocated(self._device)
         # not getrusage(2): its ru_maxrss survives exec, so it would be the peak of the process that started this one
         try:
-            found = re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+            match = re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
         except OSError:
             return 0
-        return 0 if found is None else int(found[1]) * 1024
+        return 0 if match is None else int(match[1]) * 1024

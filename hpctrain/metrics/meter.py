@@ -11,7 +11,7 @@ Reduce = Callable[[Tensor], Tensor]
 """A function that sums a float64 tensor over all ranks, in place or not, and returns the sum; collective."""
 Union = Callable[[Sequence[str]], Sequence[str]]
 """A function that returns the names of all ranks, in the same order on each; collective."""
-State = dict[str, tuple[float, float]]
+Totals = dict[str, tuple[float, float]]
 """Sum and count by name."""
 
 
@@ -46,7 +46,7 @@ class Meter:
         self._names = tuple(names)
         # on a CPU, `item` costs less than any tensor operation, and doesn't stall a device
         self._on_host = device.type == "cpu" if sums_on_device is None else not sums_on_device
-        self._known = sorted(self._names)
+        self._reduced_names = sorted(self._names)
         self._sums: dict[str, float | Tensor] = {}
         self._counts: dict[str, float | Tensor] = {}
         self.reset()
@@ -116,41 +116,43 @@ class Meter:
             if count or (of_none and name in self._names)
         }
 
-    def state(self) -> State:
+    def state(self) -> Totals:
         """Sum and count by name over all ranks; collective, and waits for the device.
 
         Metrics that this rank has seen before are included, even without a sample since the last reset.
         """
-        new = sorted(self._sums.keys() - self._known)
+        new = sorted(self._sums.keys() - self._reduced_names)
         if self._union is None:
-            self._known = sorted({*self._known, *new})
-            return self._totals(self._known)
-        found = self._totals(self._known, extra=float(len(new)))
-        if found.pop("", (0.0, 0.0))[0]:
-            unknown = [name for name in self._union(new) if name not in self._known]
-            found |= self._totals(unknown)
-            self._known = sorted(found)
-        return {name: found[name] for name in self._known}
+            self._reduced_names = sorted({*self._reduced_names, *new})
+            return self._totals(self._reduced_names)
+        totals = self._totals(self._reduced_names, extra=float(len(new)))
+        if totals.pop("", (0.0, 0.0))[0]:
+            unknown = [name for name in self._union(new) if name not in self._reduced_names]
+            totals |= self._totals(unknown)
+            self._reduced_names = sorted(totals)
+        return {name: totals[name] for name in self._reduced_names}
 
-    def own_state(self) -> State:
+    def own_state(self) -> Totals:
         """Sum and count by name on this rank alone; waits for the device."""
         return {name: (float(self._sums[name]), float(self._counts[name])) for name in self._sums}
 
-    def load_state(self, state: Mapping[str, tuple[float, float]], *, rank: int, own: State | None = None) -> None:
+    def load_state(
+        self, state: Mapping[str, tuple[float, float]], *, rank: int, own_state: Totals | None = None
+    ) -> None:
         """Continue from a result of `state`, at any world size; every rank calls it.
 
         Args:
             state: over all ranks.
             rank: of this meter.
-            own: this rank's `own_state` from the same time; None if the number of ranks has changed: then rank zero
-                takes the values of all.
+            own_state: of this rank, from the same time; None if the number of ranks has changed: then rank zero takes
+                the values of all.
         """
         self.reset()
         # on all ranks alike: the place of a value in the reduction can change its last digit
-        self._known = sorted({*self._names, *state})
-        if own is None:
-            own = dict(state) if rank == 0 else {}
-        for name, (total, count) in own.items():
+        self._reduced_names = sorted({*self._names, *state})
+        if own_state is None:
+            own_state = dict(state) if rank == 0 else {}
+        for name, (total, count) in own_state.items():
             self._sums[name] = total
             self._counts[name] = count
 
@@ -168,7 +170,7 @@ class Meter:
         else:
             entries[name] = value.detach().to(self._device, torch.float64, copy=True).mul_(weight).add_(before)
 
-    def _totals(self, names: Sequence[str], extra: float | None = None) -> State:
+    def _totals(self, names: Sequence[str], extra: float | None = None) -> Totals:
         """Sum and count of these metrics over all ranks, and of the name '' the sum of an extra value; collective."""
         sums, counts = ([entries.get(name, 0.0) for name in names] for entries in (self._sums, self._counts))
         if extra is not None:

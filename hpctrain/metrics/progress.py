@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 MOST_METRICS = 12
 """Metrics of the task in a line; metrics.jsonl has all."""
 _LINE_S = 1.0
-_OWN_PLACE = ("train/epoch", "train/lr")
+_SHOWN_ELSEWHERE = ("train/epoch", "train/lr")
 """Metrics that the line shows in another place, or omits."""
-_OF_THE_MACHINE = ("throughput/", "memory/")
+_MACHINE_PREFIXES = ("throughput/", "memory/")
 """Prefixes of metrics that the line omits, except for the speed."""
 CLEAR_LINE = "\r\x1b[K"
 REDRAW_S = 0.05
@@ -55,8 +55,8 @@ class Display:
             logger.warning("can no longer show progress (%s); training continues", error_text(error))
 
 
-class _Pace:
-    """How long the rest of a training takes, at the speed of this attempt so far."""
+class _RemainingTime:
+    """Estimate of the time until a training ends, at the speed of this attempt so far."""
 
     def __init__(self, total_steps: int, step: int, clock: Callable[[], float]) -> None:
         self._total_steps = total_steps
@@ -65,7 +65,7 @@ class _Pace:
         self._clock = clock
 
     def eta(self, step: int) -> list[str]:
-        """Return the words for it; none at the first step and at the last."""
+        """Return the words for the estimate; none at the first step and at the last."""
         done = step - self._start_step
         left_s = (self._total_steps - step) * (self._clock() - self._start_s) / done if done > 0 else 0
         return [f"eta {duration(left_s)}"] if left_s > 0 else []
@@ -96,7 +96,7 @@ class ConsoleSink:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total_steps = total_steps
-        self._pace = _Pace(total_steps, step, clock)
+        self._pace = _RemainingTime(total_steps, step, clock)
         self._clock = clock
         self._stamped = stamped
         self._printed_at = float("-inf")
@@ -133,21 +133,21 @@ def epoch(values: Mapping[str, float]) -> list[str]:
 
 def own_metrics(values: Mapping[str, float]) -> list[str]:
     """Return the words for the metrics of the task; if there are too many, for the loss and some others."""
-    shown = [name for name in values if name not in _OWN_PLACE and not name.startswith(_OF_THE_MACHINE)]
-    left_out = len(shown) - MOST_METRICS
+    names = [name for name in values if name not in _SHOWN_ELSEWHERE and not name.startswith(_MACHINE_PREFIXES)]
+    left_out = len(names) - MOST_METRICS
     if left_out > 0:
         # a task may log the norm of each weight
-        shown = sorted(shown, key=lambda name: not name.endswith("/loss"))[:MOST_METRICS]
-    words = [f"{name} {values[name]:.4g}" for name in shown]
+        names = sorted(names, key=lambda name: not name.endswith("/loss"))[:MOST_METRICS]
+    words = [f"{name} {values[name]:.4g}" for name in names]
     return [*words, f"and {left_out} more"] if left_out > 0 else words
 
 
 def speed(values: Mapping[str, float]) -> list[str]:
     """Return the words for the samples per second, if they are known."""
-    found = values.get("throughput/samples_per_s")
-    if found is None:
+    rate = values.get("throughput/samples_per_s")
+    if rate is None:
         return []
-    return [f"{found:.0f} samples/s" if found >= 10 else f"{found:.2g} samples/s"]
+    return [f"{rate:.0f} samples/s" if rate >= 10 else f"{rate:.2g} samples/s"]
 
 
 def duration(seconds: float) -> str:
@@ -187,7 +187,7 @@ class SharedStream:
 
 @contextmanager
 def output_announced(announce: Callable[[str], object]) -> Iterator[None]:
-    """Inside the context, announce what is printed, as far as standard output and error are terminals."""
+    """Context manager that announces what is printed, as far as standard output and error are terminals."""
     streams = {"stdout": sys.stdout, "stderr": sys.stderr}
     shared = {name: SharedStream(stream, announce) for name, stream in streams.items() if is_terminal(stream)}
     for name, stream in shared.items():
@@ -204,7 +204,8 @@ def terminal_handlers() -> list[logging.Handler]:
     """The handlers of all loggers that write to a terminal; they keep the stream that they were made with."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
-    return [one for one in handlers if isinstance(one, logging.StreamHandler) and is_terminal(one.stream)]
+    streaming = [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
+    return [handler for handler in streaming if is_terminal(handler.stream)]
 
 
 class Bar:
@@ -280,8 +281,8 @@ class Bar:
                 amount = f"{done / GB:.1f} GB" if total is None else f"{done / GB:.1f}/{total / GB:.1f} GB"
             else:
                 amount = f"{done:.0f}" if total is None else f"{done:.0f}/{total:.0f}"
-            left = 0.0 if total is None or not done else (now - self._work_began) * (total - done) / done
-            self._draw(f"{work} {amount}", done, total, [f"eta {duration(left)}"] if left else [])
+            eta_s = 0.0 if total is None or not done else (now - self._work_began) * (total - done) / done
+            self._draw(f"{work} {amount}", done, total, [f"eta {duration(eta_s)}"] if eta_s else [])
 
     def print_line(self, line: str) -> None:
         """Print a line that stays."""
@@ -325,23 +326,23 @@ class Bar:
         Args:
             handlers: make room for what these print as well, wherever that is.
         """
-        used = {*handlers, *terminal_handlers()}
-        for handler in used:
+        all_handlers = {*handlers, *terminal_handlers()}
+        for handler in all_handlers:
             handler.addFilter(self.make_room)
         try:
             with output_announced(self.announce):
                 yield
         finally:
             self.close()
-            for handler in used:
+            for handler in all_handlers:
                 handler.removeFilter(self.make_room)
 
     def _draw(self, label: str, done: float, total: float | None, words: Iterable[str]) -> None:
         columns = self._columns() - 1
         width = 20 if columns >= 100 else 10
-        known = f"{{desc}} {{percentage:3.0f}}%|{{bar:{width}}}|" if total else "{desc}"
+        bar_format = f"{{desc}} {{percentage:3.0f}}%|{{bar:{width}}}|" if total else "{desc}"
         line: str = self._format(
-            done, total, 0, ncols=columns, ascii=self._is_ascii, bar_format=known, prefix=visible(label)
+            done, total, 0, ncols=columns, ascii=self._is_ascii, bar_format=bar_format, prefix=visible(label)
         )
         for word in map(visible, words):
             # not cut off in the middle of a number
@@ -383,7 +384,7 @@ class BarSink:
     ) -> None:
         self._bar = bar
         self._total_steps = total_steps
-        self._pace = _Pace(total_steps, step, clock)
+        self._pace = _RemainingTime(total_steps, step, clock)
         self._words: list[str] = []
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

@@ -36,15 +36,12 @@ class Sink(Protocol):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write the values of a step. Steps never decrease within an attempt; one step may come in several calls."""
-        ...
 
     def flush(self) -> None:
         """Make the records durable; called before a checkpoint is published, so that a resume misses no record."""
-        ...
 
     def close(self) -> None:
         """Flush and release; nothing is logged afterwards."""
-        ...
 
 
 class RecordFile:
@@ -90,8 +87,8 @@ class RecordFile:
     def _write_pending(self) -> None:
         try:
             while self._pending:
-                written = os.write(self._descriptor, self._pending)
-                self._pending = self._pending[written:]
+                num_written = os.write(self._descriptor, self._pending)
+                self._pending = self._pending[num_written:]
         except OSError as error:
             # not `retry`: waiting for the file system here would block training
             if not self._failing:
@@ -150,10 +147,10 @@ class RowSink(ABC):
         self._written_at = float("-inf")
 
     @abstractmethod
-    def _encoded(self, records: list[Record]) -> bytes:
+    def _encode(self, records: list[Record]) -> bytes:
         """The rows of records."""
 
-    def _takes(self, records: list[Record], *, at_once: bool) -> bool:  # noqa: ARG002 - for a subclass
+    def _make_ready(self, records: list[Record], *, at_once: bool) -> bool:  # noqa: ARG002 - for a subclass
         """Make the file ready for records, if it isn't; return whether they can be written now."""
         return True
 
@@ -169,8 +166,8 @@ class RowSink(ABC):
     def write(self, *, at_once: bool = False) -> None:
         """Write the records that wait, without making them durable; ``at_once`` if that must not be put off."""
         self._written_at = self._clock()
-        if self._waiting and self._takes(self._waiting, at_once=at_once):
-            self._file.append(self._encoded(self._waiting))
+        if self._waiting and self._make_ready(self._waiting, at_once=at_once):
+            self._file.append(self._encode(self._waiting))
             self._waiting.clear()
 
     def flush(self) -> None:
@@ -212,7 +209,7 @@ class JsonLinesSink(RowSink):
         write_atomic(path, kept_lines(path, resume_step, lambda record: evaluation_due and is_evaluation(record)))
         super().__init__(RecordFile(path), clock)
 
-    def _encoded(self, records: list[Record]) -> bytes:
+    def _encode(self, records: list[Record]) -> bytes:
         return b"".join(_line(*record) for record in records)
 
 

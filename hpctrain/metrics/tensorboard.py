@@ -303,7 +303,7 @@ def make_event_file(directory: Path) -> Path:
     return path
 
 
-NOT_OF_THE_TRAINING = (
+NOT_HYPERPARAMETERS = (
     *("run_dir", "run_mode", "name", "nodes", "after", "after_failure"),
     *("cluster", "logger", "health", "notify", "resume", "checkpoint"),
 )
@@ -314,25 +314,25 @@ MOST_CHARS = 200
 
 def hyperparameters(directory: RunDirectory) -> dict[str, str | float | bool]:
     """Return the keys that the run's sweep varied, or without a sweep those that its command set, with their values."""
-    typed = trained_varied(directory)
-    if not typed:
+    overrides = trained_varied(directory)
+    if not overrides:
         command = str(read_json_or_empty(directory.manifest).get("command", ""))
         words = (word.lstrip("+").partition("=") for word in _words(command) if not word.startswith("-"))
-        typed = {key: value for key, equals, value in words if equals}
-    of_training = {key: value for key, value in typed.items() if key.partition(".")[0] not in NOT_OF_THE_TRAINING}
-    return {key: parsed(value) for key, value in of_training.items()}
+        overrides = {key: value for key, equals, value in words if equals}
+    of_training = {key: value for key, value in overrides.items() if key.partition(".")[0] not in NOT_HYPERPARAMETERS}
+    return {key: parse_value(value) for key, value in of_training.items()}
 
 
-def parsed(typed: str) -> str | float | bool:
+def parse_value(text: str) -> str | float | bool:
     """Return a number or a truth value if the text is one, else the text."""
     try:
-        value = json.loads(typed)
+        value = json.loads(text)
     except ValueError:
         try:
-            return float(typed)
+            return float(text)
         except ValueError:
-            return typed[:MOST_CHARS]
-    return value if isinstance(value, bool | int | float) else typed[:MOST_CHARS]
+            return text[:MOST_CHARS]
+    return value if isinstance(value, bool | int | float) else text[:MOST_CHARS]
 
 
 def _words(command: str) -> list[str]:

@@ -36,7 +36,7 @@ class ConvNet(nn.Module):
         return logits
 
     def pipeline_plan(self) -> list[str | tuple[str, ...]]:
-        """How the model is cut into stages (`parallel.pipeline_degree`)."""
+        """Return the modules between which the model may be cut into stages (`parallel.pipeline_degree`)."""
         return ["features.*", ("dropout", "classifier")]
 
 

@@ -98,11 +98,11 @@ class GPT(nn.Module):
         return logits[:, : logits.shape[1] - added] if added else logits
 
     def pipeline_plan(self) -> list[str | tuple[str, ...]]:
-        """How the model is cut into stages (`parallel.pipeline_degree`); first and last share the embedding."""
+        """Return the modules between which the model may be cut into stages; first and last share the embedding."""
         return [("tokens", "places", "dropout"), "blocks.*", ("norm", "head", "tokens")]
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
-        """How ranks compute each layer together (`parallel.tensor_degree`)."""
+        """Return the styles by which ranks compute each layer together (`parallel.tensor_degree`)."""
         # importing the styles takes half a second
         from hpctrain.models.gpt_plan import tensor_parallel_plan
 
@@ -143,9 +143,9 @@ class GPT(nn.Module):
 
 
 def _causal_within(documents: Tensor) -> Tensor:
-    """Which tokens [n, 1, length, length] a token sees: those before it in its document."""
-    same = documents[:, :, None] == documents[:, None, :]
-    return same.tril()[:, None]
+    """Mask [n, 1, length, length] of the tokens that a token sees: those before it in its document."""
+    same_document = documents[:, :, None] == documents[:, None, :]
+    return same_document.tril()[:, None]
 
 
 def _places_within(documents: Tensor) -> Tensor:

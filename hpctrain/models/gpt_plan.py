@@ -1,4 +1,4 @@
-"""How ranks compute the layers of a GPT together: tensor and sequence parallelism (Korthikanti et al. 2022)."""
+"""Tensor and sequence parallelism for a GPT, whose layers ranks compute together (Korthikanti et al. 2022)."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def tensor_parallel_plan(num_heads: int) -> dict[str, ParallelStyle]:
         "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=POSITIONS),
         "places": _LookUpOwnPositions(),
         "blocks.*.attention_norm": SequenceParallel(),
-        "blocks.*.attention": _gathered(2),
+        "blocks.*.attention": _gather_positions(2),
         "blocks.*.attention.qkv": FusedColumnwise(3, num_heads),
         "blocks.*.attention.out": RowwiseParallel(output_layouts=POSITIONS),
         "blocks.*.feed_forward_norm": SequenceParallel(),
-        "blocks.*.feed_forward": _gathered(1),
+        "blocks.*.feed_forward": _gather_positions(1),
         "blocks.*.feed_forward.into": ColwiseParallel(),
         "blocks.*.feed_forward.out": RowwiseParallel(output_layouts=POSITIONS),
         "norm": SequenceParallel(),
         # all positions, and the logits of some tokens
-        "head": _gathered(2),
+        "head": _gather_positions(2),
     }
 
 
-def _gathered(num_inputs: int) -> ParallelStyle:
+def _gather_positions(num_inputs: int) -> ParallelStyle:
     """Gather all positions of a module's first input."""
-    others: list[Any] = [None] * (num_inputs - 1)
+    unchanged: list[Any] = [None] * (num_inputs - 1)
     return PrepareModuleInput(
-        input_layouts=(POSITIONS, *others), desired_input_layouts=(Replicate(), *others), use_local_output=False
+        input_layouts=(POSITIONS, *unchanged), desired_input_layouts=(Replicate(), *unchanged), use_local_output=False
     )
 
 
@@ -55,7 +55,7 @@ class _LookUpOwnPositions(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         # torch declares that these return nothing, and uses what they return
         before: Any = _own_positions
-        after: Any = _plain
+        after: Any = _to_local
         return distribute_module(module, device_mesh, None, before, after)
 
 
@@ -63,6 +63,6 @@ def _own_positions(_module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceM
     return DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False).redistribute(placements=[POSITIONS])
 
 
-def _plain(_module: nn.Module, output: Any, _mesh: DeviceMesh) -> Tensor:
+def _to_local(_module: nn.Module, output: Any, _mesh: DeviceMesh) -> Tensor:
     local: Tensor = output.to_local()
     return local

@@ -24,12 +24,12 @@ def import_keras() -> Any:
         ConfigError: Keras isn't installed, or was imported with another backend.
     """
     if "keras" in sys.modules:
-        found = sys.modules["keras"].backend.backend()
+        backend = sys.modules["keras"].backend.backend()
     else:
         # otherwise Keras uses the backend in the user's keras.json, and TensorFlow without that file
-        found = os.environ.setdefault(BACKEND, "torch")
-    if found != "torch":
-        raise ConfigError(BACKEND, found, "expected torch", f"set {BACKEND}=torch")
+        backend = os.environ.setdefault(BACKEND, "torch")
+    if backend != "torch":
+        raise ConfigError(BACKEND, backend, "expected torch", f"set {BACKEND}=torch")
     try:
         import keras
     except ModuleNotFoundError as error:

@@ -36,5 +36,5 @@ class MLP(nn.Module):
         return logits
 
     def pipeline_plan(self) -> list[str]:
-        """How the model is cut into stages (`parallel.pipeline_degree`)."""
+        """Return the modules between which the model may be cut into stages (`parallel.pipeline_degree`)."""
         return ["layers.*"]

@@ -68,7 +68,7 @@ class ResNet(nn.Module):
         return logits
 
     def pipeline_plan(self) -> list[str | tuple[str, ...]]:
-        """How the model is cut into stages (`parallel.pipeline_degree`)."""
+        """Return the modules between which the model may be cut into stages (`parallel.pipeline_degree`)."""
         return [("conv1", "bn1", "relu", "maxpool"), "layer1.*", "layer2.*", "layer3.*", "layer4.*", ("avgpool", "fc")]
 
     def _initialise(self, zero_init_residual: bool) -> None:

@@ -230,7 +230,7 @@ class FsdpReplica(Replica):
         picture = shape.picture([*hosts], self._parallel.stages_per_rank)
         return (
             f"{counted(shape.replicate, 'replica')} of the model, each shared by {counted(shape.replica_size, 'rank')}"
-            f"{together}: {listed(picture, shown=SHOWN_REPLICAS, separator='; ')}"
+            f"{together}: {listed(picture, max_names=SHOWN_REPLICAS, separator='; ')}"
         )
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # of the rooms above, whose objects a replica passes through
 class LossModule(nn.Module):
     """A module whose forward pass is a whole loss, so that DDP surrounds all calls of the model and its parts at once.
 
+    With DDP around the model, the buffers that it sends before a second call would break the graph of the first, and a
+    task that calls the model inside the wrapper would train another model on each rank, without an error.
+
     Args:
         module: with which the loss is computed.
     """

@@ -1,6 +1,7 @@
 """Divide the layers of a model among ranks that compute them together (tensor parallelism).
 
-Not the asynchronous kind, which needs symmetric memory of GPUs.
+Not the asynchronous kind, which needs symmetric memory of GPUs. These are functions and not a `Replica`, because FSDP
+and pipelines both combine with them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,14 +17,14 @@ from hpctrain.rank.world import World
 
 
 @contextmanager
-def modes_restored(model: nn.Module) -> Iterator[None]:
-    """Restore each module's mode, training or evaluation, after the context."""
-    modes = [(module, module.training) for module in model.modules()]
+def attribute_restored(objects: Iterable[object], name: str) -> Iterator[None]:
+    """Restore an attribute of each object after the context: `training` of modules, `requires_grad` of parameters."""
+    values = [(owner, getattr(owner, name)) for owner in objects]
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for owner, value in values:
+            setattr(owner, name, value)
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
         (buffer, buffer.detach().clone()) for _, slots in buffers for buffer in slots.values() if buffer is not None
     ]
     try:
-        with modes_restored(model), random_states_restored(world.gpus):
+        with attribute_restored(model.modules(), "training"), random_states_restored(world.gpus):
             yield
     finally:
         with torch.no_grad():

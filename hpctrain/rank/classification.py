@@ -12,11 +12,10 @@ from hpctrain.config.mesh import shares_and_stages
 from hpctrain.config.resources import micro_batch_size_of, uses_cuda_graphs
 from hpctrain.config.root import Config
 from hpctrain.errors import (
-    CheckpointError,
     CheckpointUnlikeError,
     DeviceError,
+    HpctrainError,
     RendezvousError,
-    TaskError,
     error_text,
 )
 from hpctrain.phrases import either
@@ -108,7 +107,7 @@ def classify(error: BaseException, world_size: int) -> Classification:
         return Classification(Reason.INFRASTRUCTURE)
     # torch raises RuntimeErrors; other types with the same text are the task's, such as a download that timed out
     if not isinstance(error, RuntimeError):
-        elsewhere = isinstance(error, CheckpointError | TaskError) and error.elsewhere
+        elsewhere = isinstance(error, HpctrainError) and error.elsewhere
         return Classification(Reason.FAILED, blames_peer=elsewhere)
     return classify_text(f"{type(error).__name__}: {error_text(error)}", world_size)
 

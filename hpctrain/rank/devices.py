@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Store
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checks import refuse_without_gpu
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.resources import SHARING
+from hpctrain.config.resources import SHARED_GPU_VARIABLE
 from hpctrain.config.root import Config
 from hpctrain.config.visible_gpus import VISIBLE_DEVICES, visible_gpus
 from hpctrain.errors import ConfigError, DeviceError, RendezvousError
@@ -156,7 +156,7 @@ def find_conflict(reports: Sequence[RankDevices], backend: str) -> DeviceConflic
             machine_at_fault=True,
         )
     # RCCL itself decides about the partitions of an AMD GPU, which have the same address
-    if with_gpu is not None and backend != "gloo" and not torch.version.hip and not os.environ.get(SHARING):
+    if with_gpu is not None and backend != "gloo" and not torch.version.hip and not os.environ.get(SHARED_GPU_VARIABLE):
         return next(_duplicate_gpus(reports), None)
     return None
 
@@ -240,6 +240,9 @@ def choose_compatible_devices(
     environment: ClusterEnvironment, config: Config, store: Store | None
 ) -> tuple[torch.device, ...]:
     """Choose this rank's devices, and compare them with the other ranks'; collective.
+
+    Before there is a group: a rank with a broken driver would choose gloo and the others NCCL, and all would wait for
+    half an hour; two ranks on one GPU would end in an error of NCCL that doesn't say why.
 
     Args:
         environment: this rank's place.

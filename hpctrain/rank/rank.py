@@ -338,7 +338,11 @@ class Rank:
                 self.running.finish_save_within(FINISH_WRITING_S)
 
     def close_attempt(self, reason: Reason, detail: str = "") -> None:
-        """Record the attempt's end if the ranks were started by hand, since no launcher records it."""
+        """Record the attempt's end if the ranks were started by hand, since no launcher records it.
+
+        The job isn't requeued: a rank can't judge its own death, and the decision would exist twice, here and in the
+        supervisor.
+        """
         if self.member is None or self.launcher.attempt is not None:
             return
         outcome = Outcome(reason, self.step, detail, stop_signal=self.stop.last_signal)

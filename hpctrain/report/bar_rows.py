@@ -14,7 +14,7 @@ from hpctrain.status.accounting import WallTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class BarPart:
     """A part of a whole.
 
     Attributes:
@@ -32,7 +32,7 @@ class Part:
     about: str = ""
 
 
-def waterfall(parts: Iterable[Part]) -> Markup:
+def waterfall(parts: Iterable[BarPart]) -> Markup:
     """Draw parts of a whole below each other; each begins where the one before it ends."""
     rows, at = [], 0.0
     for part in parts:
@@ -93,8 +93,8 @@ def time_chart(spent: WallTime, *, with_ratio: bool = True) -> Markup:
         spent: of one run, or of several together.
         with_ratio: whether steps are known: without them, repeated work can't be told from other work.
     """
-    whole = spent.total_s
-    if whole <= 0:
+    wall_s = spent.total_s
+    if wall_s <= 0:
         return remark("No time has passed yet.")
     parts = []
     for name, share in spent.shares.items():
@@ -102,12 +102,12 @@ def time_chart(spent: WallTime, *, with_ratio: bool = True) -> Markup:
         if share > 0:
             seconds = getattr(spent, f"{name}_s")
             took = duration(seconds) if seconds >= 10 else f"{seconds:.1f} s"
-            parts.append(Part(name=name, about=meaning, share=share, result=f"{took}, {share:.1%}", kind=kind))
-    drawn = [waterfall(parts)]
+            parts.append(BarPart(name=name, about=meaning, share=share, result=f"{took}, {share:.1%}", kind=kind))
+    charts = [waterfall(parts)]
     if with_ratio and spent.ratio is not None:
         text = (
-            f" of {duration(whole)}: the share of the wall time, the queue included, in which training and evaluation "
+            f" of {duration(wall_s)}: the share of the wall time, the queue included, in which training and evaluation "
             "were done that the run kept."
         )
-        drawn.insert(0, element("p", element("b", f"Effective training time ratio {spent.ratio:.2f}"), text))
-    return joined(drawn)
+        charts.insert(0, element("p", element("b", f"Effective training time ratio {spent.ratio:.2f}"), text))
+    return joined(charts)

@@ -1,4 +1,8 @@
-"""A chart of lines, as SVG: scales and axes, curves over steps or time, and marks where a run was interrupted."""
+"""A chart of lines, as SVG: scales and axes, curves over steps or time, and marks where a run was interrupted.
+
+Drawn with the standard library alone. Libraries that write HTML put megabytes of script into each page (Plotly 4.5 MB),
+or load it from a network. matplotlib needs NumPy on the login node, has fixed colours, and shrinks its text on a phone.
+"""
 
 from __future__ import annotations
 
@@ -41,27 +45,27 @@ class Scale:
             return (math.log(value) - low) / (math.log(self.high) - low)
         return (value - self.low) / (self.high - self.low)
 
-    def ticks(self, most: int) -> list[tuple[float, str]]:
+    def ticks(self, max_ticks: int) -> list[tuple[float, str]]:
         """Round values on the scale, at most so many, each with its text."""
-        values = self._log_ticks(most) if self.log else self._linear_ticks(most)
+        values = self._log_ticks(max_ticks) if self.log else self._linear_ticks(max_ticks)
         return [(value, number_text(value)) for value in values]
 
-    def _linear_ticks(self, most: int) -> list[float]:
-        rough = (self.high - self.low) / most
+    def _linear_ticks(self, max_ticks: int) -> list[float]:
+        rough = (self.high - self.low) / max_ticks
         power = 10.0 ** math.floor(math.log10(rough))
         size = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= rough)
         first, last = math.ceil(self.low / size - 1e-9), math.floor(self.high / size + 1e-9)
         return [round(number * size, 15 - math.ceil(math.log10(size))) if size < 1e15 else number * size
                 for number in range(first, last + 1)]  # fmt: skip
 
-    def _log_ticks(self, most: int) -> list[float]:
+    def _log_ticks(self, max_ticks: int) -> list[float]:
         powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
         if len(powers) < 2:
             below = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            every = [factor * 10.0**power for power in below for factor in (1, 2, 5)]
-            found = [value for value in every if self.low * (1 - 1e-9) <= value <= self.high * (1 + 1e-9)]
-            return found[:: math.ceil(len(found) / most) or 1]
-        return [10.0**power for power in powers[:: math.ceil(len(powers) / most)]]
+            round_values = [factor * 10.0**power for power in below for factor in (1, 2, 5)]
+            values = [value for value in round_values if self.low * (1 - 1e-9) <= value <= self.high * (1 + 1e-9)]
+            return values[:: math.ceil(len(values) / max_ticks) or 1]
+        return [10.0**power for power in powers[:: math.ceil(len(powers) / max_ticks)]]
 
 
 def scale_of(values: Iterable[float], *, log: bool | None = None, margin: float = 0.0) -> Scale:
@@ -187,13 +191,13 @@ class Frame:
 
     def marks(self, marks: Iterable[Mark]) -> Iterator[Markup]:
         """Vertical lines with texts above them, as far as these have space."""
-        free = drawn = float("-inf")
+        free = last_mark = float("-inf")
         ordered = sorted(marks, key=lambda mark: mark.x)
         for mark in ordered:
             across = self.across(mark.x)
-            if len(ordered) > FEW_MARKS and across < drawn + MARK_SPACE:
+            if len(ordered) > FEW_MARKS and across < last_mark + MARK_SPACE:
                 continue
-            drawn = across
+            last_mark = across
             line = element("path", d=f"M{across:.1f} {TOP - 2}V{HEIGHT - BOTTOM}", class_="mark")
             text: object = ""
             if across >= free:
@@ -256,8 +260,8 @@ def line_chart(
     frame = Frame(x, y)
     shading = map(frame.band, bands) if len(bands) <= FEW_BANDS else ()
     parts = [*shading, frame.axes(x_label), *frame.marks(marks), *(drawn_line(line, frame) for line in lines)]
-    shown = f"{caption}, from {number_text(y.low)} to {number_text(y.high)} over {x_label}"
-    drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown)
+    description = f"{caption}, from {number_text(y.low)} to {number_text(y.high)} over {x_label}"
+    drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=description)
     note = element("small", " log scale") if y.log else ""
     return element("figure", element("figcaption", caption, note, legend(lines)), drawing)
 
@@ -297,7 +301,7 @@ def drawn_line(line: Line, frame: Frame) -> Markup:
             crosses.append(element("path", what, d=f"M{across} {TOP}m-3 0l6 6m0 -6l-6 6", class_="cross"))
         begins = not math.isfinite(y)
     title: object = element("title", line.title or line.label) if line.title or line.label else ""
-    drawn = [element("path", title, d="".join(words), class_=f"line {line.style}")] if len(points) > 1 else []
+    paths = [element("path", title, d="".join(words), class_=f"line {line.style}")] if len(points) > 1 else []
     if len(points) == 1 or (line.every_point and len(points) <= MARKED_POINTS):
-        drawn.append(element("path", title, d="".join(points), class_=f"dots {line.style}"))
-    return joined([*drawn, *crosses])
+        paths.append(element("path", title, d="".join(points), class_=f"dots {line.style}"))
+    return joined([*paths, *crosses])

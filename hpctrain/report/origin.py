@@ -1,4 +1,4 @@
-"""Where a run comes from: its configuration, its code and its environment."""
+"""The origin of a run: its configuration, its code and its environment."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ MOST_CHARS = 40_000
 
 def configuration(directory: RunDirectory) -> Markup:
     """The configuration, by full key; without variables of the environment, which may be secret."""
-    described = describe(directory, "")
-    if not described.config:
+    description = describe(directory, "")
+    if not description.config:
         return remark("config.yaml can't be read.")
     changed = changed_values(directory)
-    values = {key: changed.get(key, value) for key, value in described.config.items()}
-    text = "\n".join(f"{key}={_shown(value)}" for key, value in values.items())
+    values = {key: changed.get(key, value) for key, value in description.config.items()}
+    text = "\n".join(f"{key}={_value_text(value)}" for key, value in values.items())
     note = "The variables in cluster.env and the commands in cluster.setup aren't shown: they may hold secrets."
-    keys = folded(f"All {counted(len(described.config), 'key')}", _cut(text), remark(note))
-    command = descriptions([("command", described.origin.get("command", ""))])
-    return joined([command, descriptions([*described.varied.items()]), keys])
+    keys = folded(f"All {counted(len(description.config), 'key')}", _cut(text), remark(note))
+    command = descriptions([("command", description.origin.get("command", ""))])
+    return joined([command, descriptions([*description.varied.items()]), keys])
 
 
 def code(directory: RunDirectory) -> Markup:
@@ -44,17 +44,17 @@ def code(directory: RunDirectory) -> Markup:
     record: dict[str, Any] = {}
     with contextlib.suppress(OSError, RunDirectoryError):
         record = next(reversed(list(code_records(directory))), {})
-    copied = ""
+    copy = ""
     if record.get("digest"):
         size = f"{counted(record['files'], 'file')}, {byte_size(record['bytes'])}"
-        copied = f"{record['digest']} ({size}), taken from {record['root']}, {local_time(record.get('time') or 0)}"
+        copy = f"{record['digest']} ({size}), taken from {record['root']}, {local_time(record.get('time') or 0)}"
     diff = str(git.get("diff") or "")
     changes = f"{counted(len(diff.splitlines()), 'line')} of diff" if diff else "none" if git else ""
     if git.get("diff_left_out"):
         changes = "there were some, or they couldn't be read; the manifest leaves them out"
-    pairs = [("copy", copied), ("git commit", str(git.get("commit") or "")), ("changes", changes)]
-    shown = descriptions(pairs) or remark("No copy of the code, and no git repository.")
-    return joined([shown, folded("Changes against the commit", _cut(diff), long=True) if diff else ""])
+    pairs = [("copy", copy), ("git commit", str(git.get("commit") or "")), ("changes", changes)]
+    summary = descriptions(pairs) or remark("No copy of the code, and no git repository.")
+    return joined([summary, folded("Changes against the commit", _cut(diff), long=True) if diff else ""])
 
 
 def environment(directory: RunDirectory) -> Markup:
@@ -62,10 +62,10 @@ def environment(directory: RunDirectory) -> Markup:
     manifest = read_json_or_empty(directory.manifest)
     versions = manifest.get("versions")
     pairs = [(str(name), str(value)) for name, value in versions.items()] if isinstance(versions, dict) else []
-    begun = manifest.get("time")
-    when = local_time(float(begun or 0)) if TIME.accepts(begun) else ""
-    named = [(name, str(manifest.get(name) or "")) for name in ("host", "user", "folder", "executable")]
-    return descriptions([("launched", when), *named, *pairs]) or remark("manifest.json can't be read.")
+    launch_time = manifest.get("time")
+    when = local_time(float(launch_time or 0)) if TIME.accepts(launch_time) else ""
+    host_pairs = [(name, str(manifest.get(name) or "")) for name in ("host", "user", "folder", "executable")]
+    return descriptions([("launched", when), *host_pairs, *pairs]) or remark("manifest.json can't be read.")
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: "***" if may_be_secret(key) else value for key, value in values.items()}
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

@@ -37,12 +37,15 @@ def element(name: str, *inner: object, **attributes: object) -> Markup:
         attributes: values are escaped, and those that are None are left out. In a name, a `_` at the end is dropped,
             and any other is a `-`.
     """
-    given = ((key, value) for key, value in attributes.items() if value is not None)
-    shown = "".join(f' {key.rstrip("_").replace("_", "-")}="{safe(value)}"' for key, value in given)
-    return Markup(f"<{name}{shown}>{joined(inner)}</{name}>")
+    pairs = ((key, value) for key, value in attributes.items() if value is not None)
+    attributes_text = "".join(f' {key.rstrip("_").replace("_", "-")}="{safe(value)}"' for key, value in pairs)
+    return Markup(f"<{name}{attributes_text}>{joined(inner)}</{name}>")
 
 
 STYLE = Path(__file__).with_name("style.css")
+"""The style sheet. Its colours are those of Okabe and Ito, darkened or lightened until they stand out from the page.
+Lines also differ by dashes, and bars by lightness or hatching, for grey prints. Charts are 320 units wide, in columns
+of at least 296 px, so that no text is smaller than 11 px."""
 # nothing may be loaded or executed, whatever the texts of a run contain
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -55,11 +58,11 @@ def html_page(title: str, head: Markup, sections: Mapping[str, Markup]) -> str:
         head: what comes first, with the main heading.
         sections: the rest, by heading; those without content are left out.
     """
-    written = f"Written {local_time(time.time())} by hpctrain {__version__}"
+    footer = f"Written {local_time(time.time())} by hpctrain {__version__}"
     body = [
         element("header", head),
         *(element("section", element("h2", title), content) for title, content in sections.items() if content),
-        element("footer", written),
+        element("footer", footer),
     ]
     top = [
         Markup('<meta charset="utf-8">'),
@@ -82,11 +85,11 @@ def remark(text: str) -> Markup:
     return element("p", text, class_="faint")
 
 
-def charts_in_rows(charts: Sequence[Markup], shown: int, noun: str) -> list[Markup]:
+def charts_in_rows(charts: Sequence[Markup], num_open: int, noun: str) -> list[Markup]:
     """Charts side by side; after the first ones, a click opens the others."""
-    rows = [element("div", *charts[:shown], class_="charts")]
-    if more := charts[shown:]:
-        rows.append(folded(counted(len(more), f"more {noun}"), element("div", *more, class_="charts")))
+    rows = [element("div", *charts[:num_open], class_="charts")]
+    if later := charts[num_open:]:
+        rows.append(folded(counted(len(later), f"more {noun}"), element("div", *later, class_="charts")))
     return rows
 
 
@@ -97,8 +100,8 @@ def facts(pairs: Sequence[tuple[str, str]]) -> Markup:
 
 def descriptions(pairs: Sequence[tuple[str, str]]) -> Markup:
     """Names with their values, a line for each; those without a value are left out."""
-    shown = [element("dt", name) + element("dd", value) for name, value in pairs if value]
-    return element("dl", *map(Markup, shown)) if shown else Markup("")
+    lines = [element("dt", name) + element("dd", value) for name, value in pairs if value]
+    return element("dl", *map(Markup, lines)) if lines else Markup("")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> Markup:
@@ -110,9 +113,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequen
         numbers: columns that are aligned to the right, counted from 0.
     """
     classes = ["number" if place in numbers else None for place in range(len(head))]
-    first = element("tr", *(element("th", cell, class_=class_) for cell, class_ in zip(head, classes, strict=True)))
-    lines = [
-        element("tr", *(element("td", cell, class_=class_) for cell, class_ in zip(row, classes, strict=True)))
-        for row in rows
-    ]
-    return element("div", element("table", element("thead", first), element("tbody", *lines)), class_="scroll")
+
+    def line(kind: str, cells: Sequence[str]) -> Markup:
+        return element("tr", *(element(kind, cell, class_=class_) for cell, class_ in zip(cells, classes, strict=True)))
+
+    body = element("tbody", *(line("td", row) for row in rows))
+    return element("div", element("table", element("thead", line("th", head)), body), class_="scroll")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.phrases import counted, duration, local_time
-from hpctrain.report.bar_rows import Part, waterfall
+from hpctrain.report.bar_rows import BarPart, waterfall
 from hpctrain.report.line_chart import Band, Line, Mark, line_chart
 from hpctrain.report.page import Markup, element, folded, joined, remark, table
 from hpctrain.results.curves import Curve, read_curves
@@ -42,6 +42,11 @@ class AttemptSpan:
     begin: float
     end: float
 
+    @property
+    def work_begin(self) -> float:
+        """Epoch seconds of the end of its time in the queue."""
+        return self.begin + self.account.spent.queued_s
+
 
 _UNITS = (
     (2 * 86400.0, 86400.0, "days"),
@@ -68,7 +73,7 @@ class TimeAxis:
     bands: list[Band]
 
     def place(self, when: float) -> float:
-        """Where a time is on the axis; ``when`` is in epoch seconds."""
+        """The place of a time on the axis; ``when`` is in epoch seconds."""
         return max(0.0, when - self.origin) / self.size
 
     def attempt_at(self, place: float) -> int:
@@ -102,37 +107,33 @@ class RunRecord:
     @cached_property
     def spans(self) -> Sequence[AttemptSpan]:
         """Of the attempts whose times are known, oldest first."""
-        accounts = {one.attempt: one for one in self.status.account.attempts}
-        found = []
+        accounts = {account.attempt: account for account in self.status.account.attempts}
+        spans = []
         for attempt in self.status.attempts:
             account = accounts[attempt.attempt]
             is_running = attempt.open and attempt is self.status.attempts[-1] and self.status.state is RunState.RUNNING
             end = time.time() if is_running else _end(attempt)
             if end is not None:
-                found.append(AttemptSpan(attempt, account, end - account.spent.total_s, end))
-        return found
+                spans.append(AttemptSpan(attempt, account, end - account.spent.total_s, end))
+        return spans
 
     @cached_property
     def axis(self) -> TimeAxis:
         """The time since the first attempt, or the first record, on which all attempts and records fit."""
-        logged = [when for curve in self.curves.values() for when in (*curve.times[:1], *curve.times[-1:])]
+        times = [when for curve in self.curves.values() for when in (*curve.times[:1], *curve.times[-1:])]
         moments = [when for span in self.spans for when in (span.begin, span.end)]
-        moments = [*moments, *filter(math.isfinite, logged)] or [time.time()]
-        origin, whole = min(moments), max(moments) - min(moments)
-        size, unit = next((size, unit) for least, size, unit in _UNITS if whole >= least)
+        moments = [*moments, *filter(math.isfinite, times)] or [time.time()]
+        origin, length_s = min(moments), max(moments) - min(moments)
+        size, unit = next((size, unit) for least, size, unit in _UNITS if length_s >= least)
         bands = [
-            Band(
-                (span.begin + span.account.spent.queued_s - origin) / size,
-                (span.end - origin) / size,
-                f"attempt {span.attempt.attempt}",
-            )
+            Band((span.work_begin - origin) / size, (span.end - origin) / size, f"attempt {span.attempt.attempt}")
             for span in self.spans
         ]
         return TimeAxis(origin, size, f"{unit} since {local_time(origin)}", bands)
 
     @cached_property
     def marks(self) -> Sequence[Mark]:
-        """Where attempts resumed, over steps; and where the last one ended, if it didn't complete."""
+        """Marks at the steps at which attempts resumed, and at the last one's end, if it didn't complete."""
         attempts = self.status.attempts
         marks = [
             Mark(attempt.actual_start_step, f"\u25b8{attempt.attempt}", self._resumed(before, attempt))
@@ -163,13 +164,13 @@ class RunRecord:
         pause = ""
         if before.end_time is not None and attempt.start_time is not None:
             pause = f", {duration(attempt.start_time - before.end_time)} later"
-        resumed = f"attempt {attempt.attempt} resumed from step {attempt.actual_start_step}"
-        return f"attempt {before.attempt} ended: {why}; {resumed}{pause}"
+        resume = f"attempt {attempt.attempt} resumed from step {attempt.actual_start_step}"
+        return f"attempt {before.attempt} ended: {why}; {resume}{pause}"
 
 
 def _end(attempt: Attempt) -> float | None:
-    known = (attempt.died_at, attempt.seen, attempt.start_time, attempt.end_time)
-    return next((moment for moment in known if moment is not None), None)
+    moments = (attempt.died_at, attempt.seen, attempt.start_time, attempt.end_time)
+    return next((moment for moment in moments if moment is not None), None)
 
 
 POINTS = 220
@@ -186,47 +187,47 @@ def speed_charts(record: RunRecord) -> Markup:
     """Draw the speed; empty if nothing of it was measured."""
     numbers = [span.attempt.attempt for span in record.spans]
     records = {number: read_bottleneck(record.directory.attempt(number)) for number in numbers}
-    bottlenecks = {number: found for number, found in records.items() if found is not None}
+    bottlenecks = {number: cause for number, cause in records.items() if cause is not None}
     curves = [curve for name in SHOWN if (curve := record.curves.get(name)) is not None]
-    parts: list[object] = [_bottleneck(found, number) for number, found in list(bottlenecks.items())[-1:]]
+    parts: list[object] = [_bottleneck(cause, number) for number, cause in list(bottlenecks.items())[-1:]]
     charts = _charts(curves, record.axis)
     if points := _slowest_points(record):
         charts.append(_slowest_rank_chart(points, record.axis))
     if charts:
-        explained = "Over time, since the run began. Shaded: an attempt was at work."
-        parts += [remark(explained), element("div", *charts, class_="charts")]
+        explanation = "Over time, since the run began. Shaded: an attempt was at work."
+        parts += [remark(explanation), element("div", *charts, class_="charts")]
     rows = [
-        (str(number), str(found.slowest_rank), found.slowest_host or "?", f"{found.slowest_ratio:.2f}", str(found.step))
-        for number, found in bottlenecks.items()
-        if found.slowest_rank is not None and found.slowest_ratio is not None
+        (str(number), str(cause.slowest_rank), cause.slowest_host or "?", f"{cause.slowest_ratio:.2f}", str(cause.step))
+        for number, cause in bottlenecks.items()
+        if cause.slowest_rank is not None and cause.slowest_ratio is not None
     ]
     if rows:
         head = ("attempt", "slowest rank", "host", "times the others", "up to step")
-        shown = [table(head, rows[-ROWS:], numbers=(0, 1, 3, 4))]
+        contents = [table(head, rows[-ROWS:], numbers=(0, 1, 3, 4))]
         if earlier := rows[:-ROWS]:
             where = "see attempts/*/verdict.json in the run directory"
-            shown.append(remark(f"{counted(len(earlier), 'earlier attempt')} not shown, {where}"))
-        parts.append(folded("The slowest rank of each attempt", *shown))
+            contents.append(remark(f"{counted(len(earlier), 'earlier attempt')} not shown, {where}"))
+        parts.append(folded("The slowest rank of each attempt", *contents))
     return joined(parts)
 
 
-def _bottleneck(found: Bottleneck, attempt: int) -> Markup:
-    parts: list[object] = [element("p", element("b", "Bottleneck: "), found.text)]
-    if found.also:
-        parts.append(element("ul", *(element("li", text) for text in found.also)))
+def _bottleneck(cause: Bottleneck, number: int) -> Markup:
+    parts: list[object] = [element("p", element("b", "Bottleneck: "), cause.text)]
+    if cause.also:
+        parts.append(element("ul", *(element("li", text) for text in cause.also)))
     figures = [
-        f"{found.samples_per_s_per_device:.4g} samples/s per device" if found.samples_per_s_per_device else "",
-        f"MFU {found.mfu:.1%}" if found.mfu is not None else "",
-        f"memory peak {found.memory_peak_bytes / 1e9:.2f} GB" if found.memory_peak_bytes else "",
+        f"{cause.samples_per_s_per_device:.4g} samples/s per device" if cause.samples_per_s_per_device else "",
+        f"MFU {cause.mfu:.1%}" if cause.mfu is not None else "",
+        f"memory peak {cause.memory_peak_bytes / 1e9:.2f} GB" if cause.memory_peak_bytes else "",
     ]
     if text := ", ".join(filter(None, figures)):
         parts.append(element("p", text))
-    if found.shares:
+    if cause.shares:
         shares = [
-            Part(name=part.replace("_", " "), share=share, result=f"{share:.1%}", kind=KINDS.get(part, "working"))
-            for part, share in found.shares.items()
+            BarPart(name=part.replace("_", " "), share=share, result=f"{share:.1%}", kind=KINDS.get(part, "working"))
+            for part, share in cause.shares.items()
         ]
-        heading = f"Time after the first step of attempt {attempt}, up to step {found.step}, as the mean over the ranks"
+        heading = f"Time after the first step of attempt {number}, up to step {cause.step}, as the mean over the ranks"
         parts += [element("h3", heading), waterfall(shares)]
     return joined(parts)
 
@@ -272,25 +273,25 @@ def _slowest_points(record: RunRecord) -> list[_Point]:
         if step in rank_at and math.isfinite(when) and math.isfinite(ratio)
     )
     size = max(1, math.ceil(len(points) / POINTS))
-    return [max(points[first : first + size], key=lambda one: one.ratio) for first in range(0, len(points), size)]
+    return [max(points[first : first + size], key=lambda point: point.ratio) for first in range(0, len(points), size)]
 
 
 def _slowest_rank_chart(points: Sequence[_Point], axis: TimeAxis) -> Markup:
-    often = [rank for rank, _ in Counter(point.rank for point in points).most_common(NAMED)]
+    frequent = [rank for rank, _ in Counter(point.rank for point in points).most_common(NAMED)]
     lines = []
     # no line leads from one rank to another either
-    together = itertools.groupby(points, lambda one: (one.rank, axis.attempt_at(axis.place(one.when))))
+    together = itertools.groupby(points, lambda point: (point.rank, axis.attempt_at(axis.place(point.when))))
     for (rank, _), group in together:
         stretch = list(group)
         lines.append(
             Line(
-                label=f"rank {rank}" if rank in often else "another rank",
+                label=f"rank {rank}" if rank in frequent else "another rank",
                 xs=[axis.place(point.when) for point in stretch],
                 ys=[point.ratio for point in stretch],
-                style=f"s{often.index(rank)}" if rank in often else "usual",
+                style=f"s{frequent.index(rank)}" if rank in frequent else "usual",
                 title=f"rank {rank}: up to {max(point.ratio for point in stretch):.2f} times the others",
                 every_point=True,
             )
         )
-    only = f": rank {often[0]}" if len(often) == 1 else ""
-    return line_chart(f"{CAPTION}{only}", lines, x_label=axis.label, bands=axis.bands)
+    suffix = f": rank {frequent[0]}" if len(frequent) == 1 else ""
+    return line_chart(f"{CAPTION}{suffix}", lines, x_label=axis.label, bands=axis.bands)

@@ -67,19 +67,17 @@ def _head(status: RunStatus, title: str) -> Markup:
     last = status.metrics.get("throughput/samples_per_s")
     if last is not None:
         pairs.append(("samples/s, last", number_text(last)))
-    about = descriptions(
-        [
-            ("run", str(status.path)),
-            ("program", status.command),
-            ("varied", varied_text(without_secrets(status.varied))),
-            ("jobs", " ".join(status.job_ids)),
-            ("checkpoint", "" if status.checkpoint_step is None else f"step {status.checkpoint_step}"),
-            ("gone", "" if status.gone_step is None else f"the checkpoint of step {status.gone_step}"),
-            ("damaged", " ".join(status.set_aside)),
-            ("warning", status.best_warning),
-        ]
-    )
-    return joined([heading, note, about, facts(pairs)])
+    about = [
+        ("run", str(status.path)),
+        ("program", status.command),
+        ("varied", varied_text(without_secrets(status.varied))),
+        ("jobs", " ".join(status.job_ids)),
+        ("checkpoint", "" if status.checkpoint_step is None else f"step {status.checkpoint_step}"),
+        ("gone", "" if status.gone_step is None else f"the checkpoint of step {status.gone_step}"),
+        ("damaged", " ".join(status.set_aside)),
+        ("warning", status.best_warning),
+    ]
+    return joined([heading, note, descriptions(about), facts(pairs)])
 
 
 SHOWN_CHARTS = 12
@@ -127,8 +125,8 @@ def _grouped(curves: Sequence[Curve], judged: str) -> list[tuple[str, list[Curve
 
     def order(item: tuple[str, list[Curve]]) -> tuple[bool, bool, bool]:
         name, group = item
-        evaluated = any(curve.name.startswith("eval/") for curve in group)
-        return name != judged, name != "loss", not evaluated
+        is_evaluation = any(curve.name.startswith("eval/") for curve in group)
+        return name != judged, name != "loss", not is_evaluation
 
     return sorted(groups.items(), key=order)
 
@@ -141,8 +139,10 @@ def _chart(name: str, group: Sequence[Curve], record: RunRecord) -> Markup:
     lines = []
     for curve in group:
         label, style = PREFIXES.get(_prefix(curve), (curve.name, "s0"))
-        thin, title, evaluated = curve.thinned(POINTS), curve.name, curve.name.startswith("eval/")
-        lines.append(Line(label=label, xs=thin.steps, ys=thin.values, style=style, title=title, every_point=evaluated))
+        thin, title, is_evaluation = curve.thinned(POINTS), curve.name, curve.name.startswith("eval/")
+        lines.append(
+            Line(label=label, xs=thin.steps, ys=thin.values, style=style, title=title, every_point=is_evaluation)
+        )
     caption = name if len(group) > 1 else group[0].name
     last = max((curve.steps[-1] for curve in group), default=0)
     within = [mark for mark in record.marks if mark.x <= last]
@@ -169,11 +169,11 @@ def attempt_chart(record: RunRecord) -> Markup:
     if not spans:
         return remark("No attempt has begun.")
     begin = min(span.begin for span in spans)
-    whole = max(span.end for span in spans) - begin or 1.0
-    rows = [_row(span, begin, whole, record) for span in spans]
-    used = [part for part in PARTS if any(_seconds(span.account.spent, part[2]) > 0 for span in spans)]
-    axis = f"From {local_time(begin)} to {local_time(begin + whole)}, {duration(whole)}."
-    parts = [remark(axis), bar_legend([(kind, text) for kind, text, _ in used])]
+    length_s = max(span.end for span in spans) - begin or 1.0
+    rows = [_row(span, begin, length_s, record) for span in spans]
+    kinds = [part for part in PARTS if any(_seconds(span.account.spent, part[2]) > 0 for span in spans)]
+    axis = f"From {local_time(begin)} to {local_time(begin + length_s)}, {duration(length_s)}."
+    parts = [remark(axis), bar_legend([(kind, text) for kind, text, _ in kinds])]
     if earlier := rows[:-SHOWN_ATTEMPTS]:
         parts.append(folded(counted(len(earlier), "earlier attempt"), bar_rows(earlier)))
     parts.append(bar_rows(rows[-SHOWN_ATTEMPTS:]))
@@ -182,7 +182,7 @@ def attempt_chart(record: RunRecord) -> Markup:
     return joined(parts)
 
 
-def _row(span: AttemptSpan, begin: float, whole: float, record: RunRecord) -> Markup:
+def _row(span: AttemptSpan, begin: float, length_s: float, record: RunRecord) -> Markup:
     attempt, spent = span.attempt, span.account.spent
     stretches = []
     at = span.begin
@@ -190,13 +190,13 @@ def _row(span: AttemptSpan, begin: float, whole: float, record: RunRecord) -> Ma
         seconds = _seconds(spent, names)
         if seconds > 0:
             title = ", ".join(f"{name.removesuffix('_s')} {duration(getattr(spent, name))}" for name in names)
-            stretches.append(stretch(kind, (at - begin) / whole, seconds / whole, title))
+            stretches.append(stretch(kind, (at - begin) / length_s, seconds / length_s, title))
             at += seconds
     if not stretches:
-        stretches = [stretch("working", (at - begin) / whole, 0.0)]
+        stretches = [stretch("working", (at - begin) / length_s, 0.0)]
     about = []
     if attempt.world_size:
-        nodes = listed(attempt.nodes, shown=4, separator=" ")
+        nodes = listed(attempt.nodes, max_names=4, separator=" ")
         about.append(f"{counted(attempt.world_size, 'rank')} on {nodes}")
     if attempt.job_id:
         about.append(f"job {attempt.job_id}")
@@ -205,19 +205,19 @@ def _row(span: AttemptSpan, begin: float, whole: float, record: RunRecord) -> Ma
 
 def _result(attempt: Attempt, span: AttemptSpan, record: RunRecord) -> str:
     status = record.status
-    work = duration(span.end - span.begin - span.account.spent.queued_s)
+    work = duration(span.end - span.work_begin)
     if attempt.reason is not None:
-        ended = f"{attempt.reason} after {work}"
+        outcome = f"{attempt.reason} after {work}"
     elif attempt is status.attempts[-1] and status.state.may_change:
-        ended = f"{status.state} for {work}"
+        outcome = f"{status.state} for {work}"
     else:
-        ended = f"no end was recorded; last seen after {work}"
+        outcome = f"no end was recorded; last seen after {work}"
     steps = ""
     if status.knows_step and attempt.reached_step is not None:
-        begun = "?" if attempt.actual_start_step is None else attempt.actual_start_step
-        steps = f", steps {begun} to {attempt.reached_step}"
+        first_step = "?" if attempt.actual_start_step is None else attempt.actual_start_step
+        steps = f", steps {first_step} to {attempt.reached_step}"
         steps += f", {span.account.steps_lost} lost" if span.account.steps_lost else ""
-    return f"{ended}{steps}{f': {attempt.detail}' if attempt.detail else ''}"
+    return f"{outcome}{steps}{f': {attempt.detail}' if attempt.detail else ''}"
 
 
 def _seconds(spent: WallTime, names: tuple[str, ...]) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import on_each_file
 from hpctrain.phrases import counted
-from hpctrain.report.bar_rows import Part, waterfall
+from hpctrain.report.bar_rows import BarPart, waterfall
 from hpctrain.report.line_chart import HEIGHT, WIDTH, Frame, Scale, number_text, scale_of
 from hpctrain.report.origin import without_secrets
 from hpctrain.report.page import Markup, charts_in_rows, element, joined, remark
@@ -56,7 +56,7 @@ class SweepPoint:
 
     @property
     def title(self) -> str:
-        """What a pointer shows that rests on the run."""
+        """The text that a pointer shows when it rests on the run."""
         best = "" if self.number.best is None else f", best {self.number.best:.4g}"
         return f"{self.result.status.path.name}: {self.row.label}{best}, {self.result.status.state}"
 
@@ -68,12 +68,12 @@ class SweepResults:
     Attributes:
         home: the folder of the runs.
         ranking: of the runs; values that may be secret are hidden.
-        unranked: why no metric ranks them; empty if one does.
+        why_unranked: why no metric ranks them; empty if one does.
     """
 
     home: Path
     ranking: Ranking
-    unranked: str = ""
+    why_unranked: str = ""
 
     @classmethod
     def read(cls, home: Path, directories: Sequence[RunDirectory]) -> SweepResults:
@@ -103,23 +103,22 @@ class SweepResults:
         metric = self.ranking.metric
         if metric is None:
             return []
-        most = max(16, CURVE_POINTS // max(1, len(self.points)))
+        max_points = max(16, CURVE_POINTS // max(1, len(self.points)))
 
         def read(point: SweepPoint) -> Curve | None:
             path, attempts = point.result.directory.metrics, point.result.status.attempts
             curve = read_curves(path, attempts=attempts, containing=f'"{metric.name}"').get(metric.name)
-            return None if curve is None else curve.thinned(min(most, 200))
+            return None if curve is None else curve.thinned(min(max_points, 200))
 
-        found = zip(self.points, on_each_file(read, self.points), strict=True)
-        return [(point, curve) for point, curve in found if curve is not None]
+        curves = zip(self.points, on_each_file(read, self.points), strict=True)
+        return [(point, curve) for point, curve in curves if curve is not None]
 
     @property
     def spent(self) -> WallTime:
         """The wall time of all runs together."""
         spent = [point.result.status.account.spent for point in self.points]
-        return WallTime(
-            **{field.name: math.fsum(getattr(one, field.name) for one in spent) for field in fields(WallTime)}
-        )
+        names = [field.name for field in fields(WallTime)]
+        return WallTime(**{name: math.fsum(getattr(time, name) for time in spent) for name in names})
 
 
 LOG_FROM = 10.0
@@ -151,16 +150,15 @@ class KeyAxis:
     @classmethod
     def of(cls, name: str, values: Iterable[object]) -> KeyAxis:
         """The axis that holds all values; None stands for a run without one."""
-        known = [value for value in values if value is not None]
-        numbers = [number for value in known if (number := _number(value)) is not None]
-        if known and len(numbers) == len(known):
+        present = [value for value in values if value is not None]
+        numbers = [number for value in present if (number := _number(value)) is not None]
+        if present and len(numbers) == len(present):
             low, high = min(numbers), max(numbers)
             few = sorted(set(numbers)) if len(set(numbers)) <= FEW else []
             return cls(name, scale_of(numbers, log=low > 0 and high / low >= LOG_FROM, margin=0.06), few=few)
-        texts = list(dict.fromkeys(value_text(value) for value in known))
-        return cls(
-            name, Scale(-0.6, max(len(texts), 1) - 0.4), {text: float(place) for place, text in enumerate(texts)}
-        )
+        texts = list(dict.fromkeys(value_text(value) for value in present))
+        places = {text: float(place) for place, text in enumerate(texts)}
+        return cls(name, Scale(-0.6, max(len(texts), 1) - 0.4), places)
 
     def number(self, value: object) -> float | None:
         """The place of a value in units of the scale; None for a run without one."""
@@ -170,14 +168,14 @@ class KeyAxis:
             return self.texts.get(value_text(value))
         return _number(value)
 
-    def ticks(self, most: int) -> Sequence[tuple[float, str]]:
+    def ticks(self, max_ticks: int) -> Sequence[tuple[float, str]]:
         """Places with their texts, at most so many."""
         if self.texts is None:
             # a grid's few values are better ticks than round numbers
-            return [(value, number_text(value)) for value in self.few] if self.few else self.scale.ticks(most)
+            return [(value, number_text(value)) for value in self.few] if self.few else self.scale.ticks(max_ticks)
         ticks = [(place, text if len(text) <= MOST_TICK_CHARS else f"{text[:MOST_TICK_CHARS - 1]}\u2026")
                  for text, place in self.texts.items()]  # fmt: skip
-        return ticks[:: math.ceil(len(ticks) / most) or 1]
+        return ticks[:: math.ceil(len(ticks) / max_ticks) or 1]
 
 
 def _number(value: object) -> float | None:
@@ -232,12 +230,12 @@ def _chart(key: str, metric: str, points: Sequence[SweepPoint]) -> Markup:
             ranks.append(element("text", str(point.row.rank), dy="0.35em", class_="over", **beside))
         dots = (point.style, _title(point, points))
         paths.setdefault(dots, []).append(f"M{across:.1f} {down}h0")
-    drawn = [
+    shapes = [
         element("path", title, d="".join(places), class_=f"dots {style}") for (style, title), places in paths.items()
     ]
-    shown = f"best {metric} of each run over {key}"
-    parts = (frame.axes(key), *drawn, *ranks)
-    drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown)
+    description = f"best {metric} of each run over {key}"
+    parts = (frame.axes(key), *shapes, *ranks)
+    drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=description)
     notes = ", ".join(f"{name} on a log scale" for name, scale in ((key, axis.scale), (metric, y)) if scale.log)
     return element("figure", element("figcaption", key, element("small", f" {notes}")), drawing)
 
@@ -261,8 +259,8 @@ def parallel_coordinates(record: SweepResults) -> Markup:
     points = [point for point in record.points if point.number.best is not None]
     # runs that differ in nothing but their seed are one row of the table, and one kind of line here
     over_seeds = any(len(row.runs) > 1 for row in record.ranking.rows)
-    every = [key for key in record.ranking.keys if not (over_seeds and key == SEED)]
-    keys = every[:MOST_KEYS]
+    all_keys = [key for key in record.ranking.keys if not (over_seeds and key == SEED)]
+    keys = all_keys[:MOST_KEYS]
     if metric is None or len(points) < 2 or not keys:
         return Markup("")
     # each with whether its smallest value is at the top
@@ -284,12 +282,12 @@ def parallel_coordinates(record: SweepResults) -> Markup:
             down = _down(axis.scale, number, reverse=reverse)
             words.append(f"{'M' if begins else 'L'}{SIDE + BETWEEN * place} {down:.1f}")
         lines.append(element("path", _title(point, points), d="".join(words), class_=f"line {point.style}"))
-    drawn = [_axis(axis, place, reverse=reverse) for place, (axis, reverse) in enumerate(axes)]
+    shapes = [_axis(axis, place, reverse=reverse) for place, (axis, reverse) in enumerate(axes)]
     style = f"min-width:{width}px;max-width:{math.floor(1.2 * width)}px"
-    shown = f"the values of each run, and its best {metric.name}"
+    description = f"the values of each run, and its best {metric.name}"
     box = f"0 0 {width} {LINES_HEIGHT}"
-    drawing = element("svg", *lines, *drawn, viewBox=box, style=style, role="img", aria_label=shown)
-    note = f" Without {len(every) - len(keys)} more keys." if len(every) > len(keys) else ""
+    drawing = element("svg", *lines, *shapes, viewBox=box, style=style, role="img", aria_label=description)
+    note = f" Without {len(all_keys) - len(keys)} more keys." if len(all_keys) > len(keys) else ""
     caption = element("figcaption", "Each line is a run; the best metric is at the top of the last axis.", note)
     return element("figure", caption, drawing, class_="wide")
 
@@ -320,18 +318,18 @@ def rung_chart(home: Path) -> Markup:
     if not any(end.rung for end in ends):
         return Markup("")
     steps: Counter[int] = Counter()
-    passed: Counter[int] = Counter()
+    reached: Counter[int] = Counter()
     for end in ends:
         # a run may end several times on its way to a rung
-        steps[end.rung] += max(0, end.step - passed[end.run])
-        passed[end.run] = max(end.step, passed[end.run])
+        steps[end.rung] += max(0, end.step - reached[end.run])
+        reached[end.run] = max(end.step, reached[end.run])
     parts = []
     for rung, spent in sorted(steps.items()):
         runs = {end.run for end in ends if end.rung == rung}
-        valued = {end.run for end in ends if end.rung == rung and end.value is not None}
+        with_value = {end.run for end in ends if end.rung == rung and end.value is not None}
         share = spent / (steps.total() or 1)
-        about = f"{counted(len(runs), 'run')}, {len(valued)} with a value"
+        about = f"{counted(len(runs), 'run')}, {len(with_value)} with a value"
         result = f"{number_text(spent)} steps, {share:.1%}"
-        parts.append(Part(name=f"rung {rung}", about=about, share=share, result=result))
+        parts.append(BarPart(name=f"rung {rung}", about=about, share=share, result=result))
     text = "Steps that were trained to pass each rung, of all runs together; a run continues from the rung before."
     return joined([remark(text), waterfall(parts)])

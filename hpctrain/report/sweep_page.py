@@ -37,7 +37,7 @@ def sweep_page(home: Path, directories: Sequence[RunDirectory]) -> str:
     of_which = "the best run" if record.ranking.winner is not None else winner.path.name
     programs = all(point.result.is_program for point in record.points)
     choose = "python -m hpctrain best takes --metric"
-    unranked = remark(f"No metric ranks these runs: {record.unranked} ({choose}).") if record.unranked else ""
+    unranked = remark(f"No metric ranks these runs: {record.why_unranked} ({choose}).") if record.why_unranked else ""
     sections = {
         "Results": joined([unranked, result_table(record)]),
         "Keys together": parallel_coordinates(record),
@@ -57,10 +57,10 @@ def _head(record: SweepResults, *, with_ratio: bool) -> Markup:
     states = Counter(str(status.state) for status in statuses)
     spent = record.spent
     search = read_json_or_empty(record.home / "sweep.json")
-    described = [(name.replace("_", " "), str(search[name])) for name in SEARCH if search.get(name) is not None]
+    search_pairs = [(name.replace("_", " "), str(search[name])) for name in SEARCH if search.get(name) is not None]
     space = search.get("space")
     if isinstance(space, dict):
-        described += [(key, str(value)) for key, value in without_secrets(space).items()]
+        search_pairs += [(key, str(value)) for key, value in without_secrets(space).items()]
     pairs = [("runs", str(len(statuses)))]
     pairs += [(state, str(count)) for state, count in states.most_common()] if len(states) > 1 else []
     pairs.append(("steps, of all runs", number_text(sum(status.step for status in statuses))))
@@ -72,7 +72,7 @@ def _head(record: SweepResults, *, with_ratio: bool) -> Markup:
         state = f"{states[str(RunState.COMPLETED)]} of {counted(len(statuses), 'run')} completed"
     heading = element("h1", record.home.name, " ", element("small", element("span", state, class_="state")))
     metric = record.ranking.metric
-    about = [("sweep", str(record.home)), *described]
+    about = [("sweep", str(record.home)), *search_pairs]
     if metric is not None:
         about.insert(1, (f"best {metric.name}", _winner_text(record.ranking)))
     return joined([heading, descriptions(about), facts(pairs)])
@@ -82,17 +82,17 @@ def _learning_curves(record: SweepResults) -> Markup:
     metric = record.ranking.metric
     if metric is None or not record.curves:
         return Markup("")
-    others = {"usual": "others", "pale": "paused, failed or stopped"}
+    labels = {"usual": "others", "pale": "paused, failed or stopped"}
     order = {"pale": 0, "usual": 1}  # the best are drawn last
     lines = [
         Line(
-            label=others.get(point.style) or point.row.label,
+            label=labels.get(point.style) or point.row.label,
             xs=curve.steps,
             ys=curve.values,
             style=point.style,
             title=point.title,
         )
-        for point, curve in sorted(record.curves, key=lambda drawn: order.get(drawn[0].style, len(order)))
+        for point, curve in sorted(record.curves, key=lambda pair: order.get(pair[0].style, len(order)))
     ]
     return element("div", line_chart(metric.name, lines), class_="charts")
 
@@ -116,8 +116,8 @@ def result_table(record: SweepResults) -> Markup:
     numbers = [0, *range(1 + len(keys), len(head) - 2)]
     rows = [_cells(row, keys, record, over_seeds=over_seeds) for row in ranking.rows[:MOST_ROWS]]
     parts = [table(head, rows[:SHOWN_ROWS], numbers=numbers)]
-    if more := rows[SHOWN_ROWS:]:
-        parts.append(folded(f"{counted(len(more), 'more row')}", table(head, more, numbers=numbers)))
+    if closed_rows := rows[SHOWN_ROWS:]:
+        parts.append(folded(f"{counted(len(closed_rows), 'more row')}", table(head, closed_rows, numbers=numbers)))
     if (left_out := len(ranking.rows) - len(rows)) > 0:
         # without a metric, `best` refuses
         command = f"; all of them: python -m hpctrain best {shlex.quote(str(record.home))} --csv"
@@ -140,7 +140,7 @@ def _cells(row: RankedRow, keys: Sequence[str], record: SweepResults, *, over_se
         f"{row.step}{total}",
         duration(row.seconds),
         row.state,
-        listed((os.path.relpath(run.status.path, record.home) for run in row.runs), shown=6, separator=" "),
+        listed((os.path.relpath(run.status.path, record.home) for run in row.runs), max_names=6, separator=" "),
     ]
 
 
@@ -154,5 +154,5 @@ def _winner_text(ranking: Ranking) -> str:
     if winner is None or winner.best is None:
         return ""
     deviation = None if winner.spread is None else winner.spread.deviation
-    more = "" if deviation is None else f" \u00b1 {deviation:.2g} over {len(winner.runs)} seeds"
-    return f"{winner.best:.4g}{more}, with {winner.label}"
+    spread = "" if deviation is None else f" \u00b1 {deviation:.2g} over {len(winner.runs)} seeds"
+    return f"{winner.best:.4g}{spread}, with {winner.label}"

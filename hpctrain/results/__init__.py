@@ -1,1 +1,1 @@
-"""What runs achieved: curves, the best run of a sweep, and how two runs differ."""
+"""Results of runs: curves, the best run of a sweep, and the differences of two runs."""

@@ -43,18 +43,21 @@ class Curve:
         self.values.append(value)
 
     def thinned(self, points: int) -> Curve:
-        """The curve with at most about so many points: of each stretch the lowest, the highest and one not finite."""
+        """The curve with at most about so many points: of each stretch the lowest, the highest and one not finite.
+
+        Unlike means or every n-th value, this keeps spikes.
+        """
         count = len(self.steps)
         if count <= points:
             return self
         stretches = max(1, points // 2)
         edges = [count * place // stretches for place in range(stretches + 1)]
-        kept = sorted({0, count - 1}.union(*(self._extremes(first, end) for first, end in itertools.pairwise(edges))))
+        places = sorted({0, count - 1}.union(*(self._extremes(first, end) for first, end in itertools.pairwise(edges))))
         return Curve(
             self.name,
-            [self.steps[place] for place in kept],
-            [self.times[place] for place in kept],
-            [self.values[place] for place in kept],
+            [self.steps[place] for place in places],
+            [self.times[place] for place in places],
+            [self.values[place] for place in places],
         )
 
     def _extremes(self, first: int, end: int) -> set[int]:
@@ -78,7 +81,7 @@ def read_curves(path: Path, *, attempts: Sequence[Attempt] = (), containing: str
         attempts: of the run, oldest first.
         containing: parse only lines that contain this text, such as a metric's name in quotes.
     """
-    wanted = (containing or "").encode(errors="replace")
+    pattern = (containing or "").encode(errors="replace")
     resumes = sorted(
         (attempt.start_time, attempt.actual_start_step)
         for attempt in attempts
@@ -89,7 +92,7 @@ def read_curves(path: Path, *, attempts: Sequence[Attempt] = (), containing: str
     earliest = list(itertools.accumulate((step for _, step in reversed(resumes)), min))[::-1]
     curves: dict[str, Curve] = {}
     with contextlib.suppress(OSError):  # what can't be read ends the records
-        lines = (line for line in read_lines(path, at_most=LARGEST_LOG_BYTES) if wanted in line)
+        lines = (line for line in read_lines(path, at_most=LARGEST_LOG_BYTES) if pattern in line)
         for record in metrics_of(json_lines(lines)):
             time = math.nan if record.time is None else record.time
             # a record without a time is before no attempt

@@ -65,31 +65,31 @@ class TypedCommand:
             words = [*record.fixed, *(f"{key}={values}" for key, values in record.space.items())]
             words += [] if record.config_dir is None else [f"--config-dir={record.config_dir}"]
         words = words[: words.index("--")] if "--" in words else words
-        named = [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
-        named += [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
+        config_dirs = [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
+        config_dirs += [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
         folder = Path(str(manifest.get("folder") or "."))
         return cls(
             text=text,
             overrides=tuple(word for word in words if "=" in word and not word.startswith("-")),
             varied=read_varied(directory),
-            config_dir=os.path.normpath(folder / named[-1]) if named else None,
+            config_dir=os.path.normpath(folder / config_dirs[-1]) if config_dirs else None,
         )
 
     @property
     def keys(self) -> list[str]:
         """The keys that the command set for all runs, or varied."""
-        return [_split(word)[0] for word in self.overrides]
+        return [_key_and_value(word)[0] for word in self.overrides]
 
     def options(self) -> dict[str, str]:
         """Values of keys without a dot that may be options of groups: of a sweep's values, the run's own."""
-        typed = {key: value for key, value in map(_split, self.overrides) if "." not in key}
-        found = {**typed, **{key: value for key, value in self.varied.items() if "." not in key}}
-        matches = {key: _OPTION.fullmatch(value) for key, value in found.items()}
+        command_options = {key: value for key, value in map(_key_and_value, self.overrides) if "." not in key}
+        options = {**command_options, **{key: value for key, value in self.varied.items() if "." not in key}}
+        matches = {key: _OPTION.fullmatch(value) for key, value in options.items()}
         return {key: match[1] for key, match in matches.items() if match}
 
     def words_of(self, groups: tuple[str, ...]) -> list[str]:
         """The words that set keys of these groups to one value for all runs."""
-        parts = ((word, _split(word)[0]) for word in self.overrides)
+        parts = ((word, _key_and_value(word)[0]) for word in self.overrides)
         return [word for word, key in parts if key.partition(".")[0] in groups and key not in self.varied]
 
 
@@ -102,7 +102,7 @@ def _extended_sweep(directory: RunDirectory, words: Sequence[str]) -> SweepRecor
     return None
 
 
-def _split(override: str) -> tuple[str, str]:
+def _key_and_value(override: str) -> tuple[str, str]:
     key, _, value = override.lstrip("+~").partition("=")
     return key, value
 
@@ -111,17 +111,17 @@ GROUP = "experiment"
 SITE = ("nodes", "cluster", "code", "health", "notify")
 """Groups and keys that say where and how a run is executed. They aren't part of an experiment, unless the sweep varied
 them: the command that is printed has them."""
-OF_A_RUN = (*SITE, "run_dir", "run_mode", "after", "after_failure", "resume")
+RUN_ONLY_KEYS = (*SITE, "run_dir", "run_mode", "after", "after_failure", "resume")
 """What an experiment leaves out."""
-NEVER = ("run_dir", "resume", "sweep")
+NOT_VARIED = ("run_dir", "resume", "sweep")
 """What can't be varied, or belongs to a command and no run."""
-OF_A_SWEEP = ("cluster.max_parallel_runs", "cluster.dry_run")
+SWEEP_ONLY_KEYS = ("cluster.max_parallel_runs", "cluster.dry_run")
 """Words of the sweep's command that its winner alone doesn't need."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentFile:
-    """Where an experiment is stored, and how it is named on the command line.
+    """The place where an experiment is stored, and its name on the command line.
 
     Attributes:
         path: of the file.
@@ -179,25 +179,25 @@ def export(ranking: Ranking, file: ExperimentFile, comment: str, *, force: bool,
     for key in filter(decides_the_weights, run.changed_keys):
         problem = f"can't have {key}={run.config[key]} of {run.status.path}"
         raise ConfigError("--export", file.path, problem, "resume or warm-start from the run instead")
-    typed = TypedCommand.of(run.directory)
+    command = TypedCommand.of(run.directory)
     config = load_run(trained_config(run.directory))
-    folder = _config_dir(file, config_dir or typed.config_dir)
+    folder = _config_dir(file, config_dir or command.config_dir)
     file.path.parent.mkdir(parents=True, exist_ok=True)
     composer = ProgramComposer(config.run.command, folder) if isinstance(config, ProgramConfig) else Composer(folder)
-    site = [word for word in typed.words_of(SITE) if word.partition("=")[0] not in OF_A_SWEEP]
+    site = [word for word in command.words_of(SITE) if word.partition("=")[0] not in SWEEP_ONLY_KEYS]
     # YAML has no texts of numbers, so they become strings
     texts = config.run.args_as_typed if isinstance(config, ProgramConfig) else {}
-    wanted = _exported({**flat(config), **texts}, typed, skip_seed=len(ranking.rows[0].runs) > 1)
-    choices = _choices(composer, typed)
-    with _draft(file, run, typed) as (draft, name):
+    target = _exported({**flat(config), **texts}, command, skip_seed=len(ranking.rows[0].runs) > 1)
+    choices = _choices(composer, command)
+    with _draft(file, run, command) as (draft, name):
         write_atomic(draft, _text(comment, choices, {}), durable=False)
-        values = _changed(wanted, _composed(composer, name), always=_explicit_keys(composer, typed, wanted, ranking))
-        for named in ({}, {"name": config.name}):
-            write_atomic(draft, _text(comment, choices, named | values), durable=False)
-            found = composer.compose_run([f"{GROUP}={name}", *site])
-            if found.name == config.name:
+        values = _changed(target, _composed(composer, name), always=_explicit_keys(composer, command, target, ranking))
+        for name_values in ({}, {"name": config.name}):
+            write_atomic(draft, _text(comment, choices, name_values | values), durable=False)
+            composed_config = composer.compose_run([f"{GROUP}={name}", *site])
+            if composed_config.name == config.name:
                 break
-        _require_same(wanted, found, typed, file.path, run)
+        _require_same(target, composed_config, command, file.path, run)
         _publish(draft, file.path, force=force)
     words = [f"{GROUP}={file.name}", *site]
     if folder is not None:
@@ -216,26 +216,26 @@ def _config_dir(file: ExperimentFile, config_dir: str | None) -> str | None:
     return str(file.folder)
 
 
-def _choices(composer: Composer, typed: TypedCommand) -> dict[str, str]:
+def _choices(composer: Composer, command: TypedCommand) -> dict[str, str]:
     """The options of groups that the run's command chose, by itself or through an experiment, beyond the defaults."""
-    options = {key: value for key, value in typed.options().items() if _is_exported(key, typed)}
-    chosen = {key: value for key, value in options.items() if key not in LIST_GROUPS and composer.options.of(key)}
-    words = [f"{key}={value}" for key, value in chosen.items()]
-    wanted = _runtime_choices(composer, words, typed)
-    explicit = {key: value for key, value in chosen.items() if key != GROUP}
+    options = {key: value for key, value in command.options().items() if _is_exported(key, command)}
+    choices = {key: value for key, value in options.items() if key not in LIST_GROUPS and composer.options.of(key)}
+    words = [f"{key}={value}" for key, value in choices.items()]
+    runtime_choices = _runtime_choices(composer, words, command)
+    explicit = {key: value for key, value in choices.items() if key != GROUP}
     # what follows from them, such as the model from the task, isn't written
-    default = _runtime_choices(composer, [f"{key}={value}" for key, value in explicit.items()], typed)
-    return explicit | {key: value for key, value in wanted.items() if default.get(key) != value}
+    default = _runtime_choices(composer, [f"{key}={value}" for key, value in explicit.items()], command)
+    return explicit | {key: value for key, value in runtime_choices.items() if default.get(key) != value}
 
 
-def _runtime_choices(composer: Composer, words: list[str], typed: TypedCommand) -> dict[str, str]:
+def _runtime_choices(composer: Composer, words: list[str], command: TypedCommand) -> dict[str, str]:
     with composer.explaining(words):
-        choices = composer.hydras(words, RunMode.RUN).hydra.runtime.choices
+        choices = composer.compose_with_hydra(words, RunMode.RUN).hydra.runtime.choices
     return {
         str(key): str(value)
         for key, value in choices.items()
         if value is not None and "/" not in str(key) and str(key) not in (GROUP, *LIST_GROUPS)
-        if _is_exported(str(key), typed)
+        if _is_exported(str(key), command)
     }
 
 
@@ -243,7 +243,7 @@ def _composed(composer: Composer, name: str) -> dict[str, Any]:
     """The values that a draft composes, with ??? for missing ones."""
     words = [f"{GROUP}={name}"]
     with composer.explaining(words):
-        node = composer.hydras(words, RunMode.RUN)
+        node = composer.compose_with_hydra(words, RunMode.RUN)
         with open_dict(node):
             del node["hydra"]
         plain = OmegaConf.to_container(node)
@@ -251,31 +251,31 @@ def _composed(composer: Composer, name: str) -> dict[str, Any]:
     return flat_values({str(key): value for key, value in plain.items()})
 
 
-def _exported(values: Mapping[str, Any], typed: TypedCommand, *, skip_seed: bool) -> dict[str, Any]:
+def _exported(values: Mapping[str, Any], command: TypedCommand, *, skip_seed: bool) -> dict[str, Any]:
     left_out = {"name", "run.command", *([SEED] if skip_seed else [])}
-    return {key: value for key, value in values.items() if key not in left_out and _is_exported(key, typed)}
+    return {key: value for key, value in values.items() if key not in left_out and _is_exported(key, command)}
 
 
-def _is_exported(key: str, typed: TypedCommand) -> bool:
-    return key not in NEVER and (is_below(key, typed.varied) or key.partition(".")[0] not in OF_A_RUN)
+def _is_exported(key: str, command: TypedCommand) -> bool:
+    return key not in NOT_VARIED and (is_below(key, command.varied) or key.partition(".")[0] not in RUN_ONLY_KEYS)
 
 
 def _explicit_keys(
-    composer: Composer, typed: TypedCommand, wanted: Mapping[str, Any], ranking: Ranking
+    composer: Composer, command: TypedCommand, target: Mapping[str, Any], ranking: Ranking
 ) -> frozenset[str]:
     """The keys that the command varied or set, and those in which the runs differ: their defaults may change later."""
-    options = {key for key in typed.options() if key not in typed.varied and composer.options.of(key)}
-    names = [key.lstrip("+") for key in (*typed.varied, *typed.keys) if key not in options]
+    options = {key for key in command.options() if key not in command.varied and composer.options.of(key)}
+    names = [key.lstrip("+") for key in (*command.varied, *command.keys) if key not in options]
     configs = [run.config for row in ranking.rows for run in row.runs if run.config]
     return frozenset(
-        key for key in wanted if is_below(key, names) or len({comparable(config.get(key)) for config in configs}) > 1
+        key for key in target if is_below(key, names) or len({comparable(config.get(key)) for config in configs}) > 1
     )
 
 
-def _changed(wanted: Mapping[str, Any], composed: Mapping[str, Any], always: Collection[str]) -> dict[str, Any]:
+def _changed(target: Mapping[str, Any], composed: Mapping[str, Any], always: Collection[str]) -> dict[str, Any]:
     return {
         key: value
-        for key, value in wanted.items()
+        for key, value in target.items()
         if value != {} and (key in always or key not in composed or comparable(composed[key]) != comparable(value))
     }
 
@@ -284,32 +284,34 @@ def _text(comment: str, choices: Mapping[str, str], values: Mapping[str, Any]) -
     lines = ["# @package _global_", f"# {' '.join(comment.split())}"]
     if choices:
         lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in choices.items())]
-    nested: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for key, value in values.items():
-        inside = nested
+        inside = tree
         *groups, name = key.split(".")
         for group in groups:
             inside = inside.setdefault(group, {})
         inside[name] = value
-    if nested:
+    if tree:
         # OmegaConf's dumper quotes texts that OmegaConf would read as numbers
         dumper = get_omega_conf_dumper()
-        lines += ["", yaml.dump(nested, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)]
+        lines += ["", yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _require_same(wanted: Mapping[str, Any], found: RunConfig, typed: TypedCommand, path: Path, run: RunResult) -> None:
-    composed = _exported(flat(found), typed, skip_seed=SEED not in wanted)
-    for key in sorted(wanted.keys() | composed.keys()):
-        value, other = (values.get(key) or None for values in (wanted, composed))
-        if comparable(value) != comparable(other):
+def _require_same(
+    target: Mapping[str, Any], config: RunConfig, command: TypedCommand, path: Path, run: RunResult
+) -> None:
+    composed = _exported(flat(config), command, skip_seed=SEED not in target)
+    for key in sorted(target.keys() | composed.keys()):
+        value, composed_value = (values.get(key) or None for values in (target, composed))
+        if comparable(value) != comparable(composed_value):
             problem = f"can't have {key}={value_text(value)} of {run.status.path}"
-            remedy = f"the file would make it {value_text(other)}; resume or warm-start from the run instead"
+            remedy = f"the file would make it {value_text(composed_value)}; resume or warm-start from the run instead"
             raise ConfigError("--export", path, problem, remedy)
 
 
 @contextlib.contextmanager
-def _draft(file: ExperimentFile, run: RunResult, typed: TypedCommand) -> Iterator[tuple[Path, str]]:
+def _draft(file: ExperimentFile, run: RunResult, command: TypedCommand) -> Iterator[tuple[Path, str]]:
     """A file next to the final one, which Hydra composes under its own name; and that name.
 
     Raises:
@@ -322,7 +324,7 @@ def _draft(file: ExperimentFile, run: RunResult, typed: TypedCommand) -> Iterato
         if error.key == "--export":
             raise
         problem = f"can't express the configuration of {run.status.path}: {error.key} {error.problem}"
-        remedy = f"type this in the folder of the command that made it: {typed.text or 'it is not recorded'}"
+        remedy = f"type this in the folder of the command that made it: {command.text or 'it is not recorded'}"
         raise ConfigError("--export", file.path, problem, remedy) from error
     finally:
         draft.unlink(missing_ok=True)

@@ -62,15 +62,15 @@ def metric_value(result: RunResult, metric: RankingMetric) -> MetricValue:
     best = result.status.best
     if best is not None and (EVAL_PREFIX + best.name, best.mode) == (metric.name, metric.mode):
         return MetricValue(best.value, result.status.best_step, result.status.metrics.get(metric.name))
-    found = MetricValue()
+    number = MetricValue()
     with contextlib.suppress(OSError):  # such a run has no value
         for record in read_metrics(result.directory.metrics):
             if (value := record.values.get(metric.name)) is None:
                 continue
-            found = replace(found, last=value)
-            if math.isfinite(value) and (found.best is None or metric.loss(value) < metric.loss(found.best)):
-                found = MetricValue(value, record.step, value)
-    return found
+            number = replace(number, last=value)
+            if math.isfinite(value) and (number.best is None or metric.loss(value) < metric.loss(number.best)):
+                number = MetricValue(value, record.step, value)
+    return number
 
 
 def judging_metric(results: Sequence[RunResult]) -> RankingMetric:
@@ -79,17 +79,17 @@ def judging_metric(results: Sequence[RunResult]) -> RankingMetric:
     Raises:
         RunDirectoryError: they are judged by different metrics, or none was evaluated.
     """
-    found = Counter(_judged(results)) or Counter(_configured(results))
-    if not found:
+    metrics = Counter(_judged(results)) or Counter(_configured(results))
+    if not metrics:
         raise RunDirectoryError(_unjudged(results))
-    if len(found) > 1:
-        parts = [f"{one.name} ({one.mode}, {counted(count, 'run')})" for one, count in found.most_common()]
-        example = found.most_common(1)[0][0].name.removeprefix(EVAL_PREFIX)
+    if len(metrics) > 1:
+        parts = [f"{metric.name} ({metric.mode}, {counted(count, 'run')})" for metric, count in metrics.most_common()]
+        example = metrics.most_common(1)[0][0].name.removeprefix(EVAL_PREFIX)
         raise RunDirectoryError(
             f"the runs are judged by different metrics: {listed(parts)}; name the one to compare, such as "
             f"--metric {example}, or name runs with the same metric"
         )
-    return next(iter(found))
+    return next(iter(metrics))
 
 
 def named_metric(results: Sequence[RunResult], name: str, mode: str | None) -> RankingMetric:
@@ -103,12 +103,12 @@ def named_metric(results: Sequence[RunResult], name: str, mode: str | None) -> R
     Raises:
         ConfigError: no run logged it, or nothing says which of its values are better.
     """
-    logged = _resolved(results, name)
-    mode = mode or _known_mode(results, logged)
+    full_name = _resolved(results, name)
+    mode = mode or _known_mode(results, full_name)
     if mode is None:
         problem = "nothing in the runs says whether lower or higher values are better"
         raise ConfigError("--metric", name, problem, "add --mode min or --mode max")
-    return RankingMetric(logged, mode)
+    return RankingMetric(full_name, mode)
 
 
 def _judged(results: Iterable[RunResult]) -> Iterable[RankingMetric]:
@@ -118,15 +118,15 @@ def _judged(results: Iterable[RunResult]) -> Iterable[RankingMetric]:
 
 def _configured(results: Iterable[RunResult]) -> Iterable[RankingMetric]:
     """Yield the metric that each run's configuration names, of runs that logged it: old runs have no other record."""
-    known: dict[str, RankingMetric | None] = {}
+    metric_by_kind: dict[str, RankingMetric | None] = {}
     for result in results:
         if result.is_program or not result.config:
             continue
         keys = ("task._target_", "checkpoint.metric", "checkpoint.metric_mode")
         kind = repr([result.config.get(key) for key in keys])
-        if kind not in known:
-            known[kind] = _metric_of_config(result)
-        metric = known[kind]
+        if kind not in metric_by_kind:
+            metric_by_kind[kind] = _metric_of_config(result)
+        metric = metric_by_kind[kind]
         if metric is not None and metric_value(result, metric).best is not None:
             yield metric
 
@@ -137,7 +137,7 @@ def _metric_of_config(result: RunResult) -> RankingMetric | None:
     from hpctrain.config.task_checks import metric_mode, metric_name
 
     with contextlib.suppress(ConfigError):
-        config = load(trained_config(result.directory), only=("name", "task", "checkpoint"))
+        config = load(trained_config(result.directory), keys=("name", "task", "checkpoint"))
         name, mode = metric_name(config), metric_mode(config)
         if name is not None and mode is not None:
             return RankingMetric(EVAL_PREFIX + name, mode)
@@ -145,7 +145,7 @@ def _metric_of_config(result: RunResult) -> RankingMetric | None:
 
 
 def _unjudged(results: Sequence[RunResult]) -> str:
-    names = listed(sorted(_recent_names(results) - {"train/epoch", "train/lr"}), shown=6)
+    names = listed(sorted(_recent_names(results) - {"train/epoch", "train/lr"}), max_names=6)
     what = "no run has been evaluated by a metric that ranks it"
     if all(result.is_program for result in results):
         what = "a program's run has no metric of its own to be ranked by"
@@ -156,12 +156,12 @@ def _unjudged(results: Sequence[RunResult]) -> str:
 
 def _resolved(results: Sequence[RunResult], name: str) -> str:
     # the last records have nearly every name; only if one isn't there, all records are read
-    for known in (_recent_names(results), _all_names(results)):
-        for logged in (name, EVAL_PREFIX + name):
-            if logged in known:
-                return logged
-    names = _all_names(results)
-    near = difflib.get_close_matches(name, [*names, *(one.removeprefix(EVAL_PREFIX) for one in names)], n=1)
+    for read_names in (_recent_names, _all_names):
+        names = read_names(results)
+        for candidate in (name, EVAL_PREFIX + name):
+            if candidate in names:
+                return candidate
+    near = difflib.get_close_matches(name, [*names, *(full_name.removeprefix(EVAL_PREFIX) for full_name in names)], n=1)
     remedy = f"did you mean {near[0]}? " if near else ""
     remedy += f"logged: {listed(sorted(names))}" if names else "the runs have logged nothing"
     raise ConfigError("--metric", name, "no run logged it", remedy)
@@ -180,17 +180,17 @@ def _all_names(results: Iterable[RunResult]) -> set[str]:
     return names
 
 
-def _known_mode(results: Sequence[RunResult], logged: str) -> str | None:
-    modes: set[object] = {metric.mode for metric in _judged(results) if metric.name == logged}
+def _known_mode(results: Sequence[RunResult], full_name: str) -> str | None:
+    modes: set[object] = {metric.mode for metric in _judged(results) if metric.name == full_name}
     for result in results:
-        configured = result.config.get("checkpoint.metric")
-        if configured is not None and EVAL_PREFIX + str(configured) == logged:
+        metric_name = result.config.get("checkpoint.metric")
+        if metric_name is not None and EVAL_PREFIX + str(metric_name) == full_name:
             modes.add(result.config.get("checkpoint.metric_mode"))
     modes.discard(None)
     if len(modes) == 1:
         mode = modes.pop()
         return str(mode) if mode in MODES else None
-    return "min" if logged.rpartition("/")[2] == "loss" else None
+    return "min" if full_name.rpartition("/")[2] == "loss" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +232,8 @@ class RankedRow:
     @property
     def label(self) -> str:
         """The varied keys with their values, as typed; the run's folder if nothing varies."""
-        return (
-            " ".join(f"{key}={value_text(value)}" for key, value in self.values.items())
-            or self.runs[0].status.path.name
-        )
+        varied = " ".join(f"{key}={value_text(value)}" for key, value in self.values.items())
+        return varied or self.runs[0].status.path.name
 
     @property
     def best(self) -> float | None:
@@ -250,8 +248,8 @@ class RankedRow:
     @property
     def last(self) -> float | None:
         """The last value, which may be NaN or infinite; of several runs, the mean. None without one."""
-        known = [number.last for number in self.numbers if number.last is not None]
-        return statistics.mean(known) if known else None
+        values = [number.last for number in self.numbers if number.last is not None]
+        return statistics.mean(values) if values else None
 
     @property
     def step(self) -> int:
@@ -310,23 +308,23 @@ def rank(results: Sequence[RunResult], metric: RankingMetric | None) -> Ranking:
         metric: None if there is none.
     """
     keys = varied_keys(results)
-    ranked: dict[str, list[tuple[RunResult, MetricValue]]] = {}
-    others = []
+    groups: dict[str, list[tuple[RunResult, MetricValue]]] = {}
+    unranked_rows = []
     for result in results:
         number = MetricValue() if metric is None else metric_value(result, metric)
         if result.counts and number.best is not None:
-            ranked.setdefault(_group(keys, result), []).append((result, number))
+            groups.setdefault(_group(keys, result), []).append((result, number))
         else:
-            others.append(_row(keys, [(result, number)]))
-    rows = [_row(keys, members) for members in ranked.values()]
+            unranked_rows.append(_row(keys, [(result, number)]))
+    rows = [_row(keys, members) for members in groups.values()]
     rows.sort(key=lambda row: _loss(row, metric))
-    others.sort(key=lambda row: _loss(row, metric))
-    placed = [replace(row, rank=number) for number, row in enumerate(rows, 1)]
-    return Ranking(metric, keys.names, (*placed, *others))
+    unranked_rows.sort(key=lambda row: _loss(row, metric))
+    ranked_rows = [replace(row, rank=number) for number, row in enumerate(rows, 1)]
+    return Ranking(metric, keys.names, (*ranked_rows, *unranked_rows))
 
 
 def _group(keys: VariedKeys, result: RunResult) -> str:
-    """What the runs of one row have in common; only readable runs differ in nothing but `seed`."""
+    """Return a text that the runs of one row share; only readable runs differ in nothing but `seed`."""
     if SEED not in keys.names or not result.config:
         return str(result.status.path)
     return comparable({key: value for key, value in keys.values(result).items() if key != SEED})

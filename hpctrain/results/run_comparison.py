@@ -1,4 +1,4 @@
-"""How two runs differ: configuration, code, environment, results, and the first step at which equal runs diverge."""
+"""Differences of two runs: configuration, code, environment, results, and the first step at which equal runs part."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hpctrain.run.code import CodeFile, current_code, read_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.metrics import read_metrics
 
-SPEED = ("throughput/*", "memory/*", "*_per_second", "*_runtime")
+MACHINE_METRICS = ("throughput/*", "memory/*", "*_per_second", "*_runtime")
 """Patterns of metrics of the machine, which differ from run to run; the last two are those of transformers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class FirstDifference:
     """The first difference of two runs in their metrics and in their checkpoints.
 
     Attributes:
@@ -50,29 +50,29 @@ class Divergence:
         return self.step is not None or self.checkpoint is not None
 
 
-def find_divergence(one: RunDirectory, other: RunDirectory) -> Divergence:
+def find_first_difference(first: RunDirectory, second: RunDirectory) -> FirstDifference:
     """Compare the metrics that both runs logged at the same steps, and the digests of their checkpoints' weights."""
-    mine, theirs = _readable_metrics(one), _readable_metrics(other)
+    mine, theirs = _readable_metrics(first), _readable_metrics(second)
     common = {name: mine[name].keys() & theirs[name].keys() for name in mine.keys() & theirs.keys()}
     places = ((step, name) for name, steps in common.items() for step in steps)
     # as text, which is exact, because NaN isn't equal to itself
     differences = sorted((step, name) for step, name in places if repr(mine[name][step]) != repr(theirs[name][step]))
-    first = differences[0][0] if differences else None
-    metrics = {name: (mine[name][step], theirs[name][step]) for step, name in differences if step == first}
+    first_step = differences[0][0] if differences else None
+    metrics = {name: (mine[name][step], theirs[name][step]) for step, name in differences if step == first_step}
     num_metrics = sum(map(bool, common.values()))
     num_steps = len(set[int]().union(*common.values()))
     equal = differing = None
     num_checkpoints = 0
-    for saved in sorted(set(one.checkpoint_steps()) & set(other.checkpoint_steps())):
-        digests = {_digest(run, saved) for run in (one, other)}
+    for saved_step in sorted(set(first.checkpoint_steps()) & set(second.checkpoint_steps())):
+        digests = {_digest(run, saved_step) for run in (first, second)}
         if None in digests:
             continue
         num_checkpoints += 1
         if len(digests) > 1:
-            differing = saved
+            differing = saved_step
             break
-        equal = saved
-    return Divergence(first, metrics, differing, equal, num_metrics, num_steps, num_checkpoints)
+        equal = saved_step
+    return FirstDifference(first_step, metrics, differing, equal, num_metrics, num_steps, num_checkpoints)
 
 
 def logged_metrics(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict[str, dict[int, float]]:
@@ -88,7 +88,7 @@ def logged_metrics(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict
     metrics: dict[str, dict[int, float]] = {}
     for record in read_metrics(directory.metrics):
         for name, value in record.values.items():
-            if not any(fnmatchcase(name, pattern) for pattern in (*SPEED, *ignored)):
+            if not any(fnmatchcase(name, pattern) for pattern in (*MACHINE_METRICS, *ignored)):
                 metrics.setdefault(name, {})[record.step] = value
     return metrics
 
@@ -112,7 +112,7 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """What differs between two runs; a value that one lacks is None.
+    """The differences between two runs; a value that one lacks is None.
 
     Attributes:
         deciding: keys that decide the weights.
@@ -134,7 +134,7 @@ class RunComparison:
     environment: Mapping[str, Pair]
     metrics: Mapping[str, Pair]
     best: Mapping[str, tuple[MetricValue | None, MetricValue | None]]
-    divergence: Divergence | None
+    divergence: FirstDifference | None
 
     @property
     def should_be_equal(self) -> bool:
@@ -147,36 +147,37 @@ class RunComparison:
         return self.divergence is not None and self.divergence.exists
 
 
-def compare_runs(one: RunResult, other: RunResult) -> RunComparison:
+def compare_runs(first: RunResult, second: RunResult) -> RunComparison:
     """Compare two runs by their records; no tensor is read."""
-    config = _differences(one.config, other.config)
+    config = _differences(first.config, second.config)
     config = {key: pair for key, pair in config.items() if key not in NOT_COMPARED}
     deciding = {key: pair for key, pair in config.items() if decides_the_weights(key)}
-    codes = [_code(run.directory) for run in (one, other)]
+    codes = [_code(run.directory) for run in (first, second)]
     # copies tell more than commits, if both runs have one
     names = ["digest"] if all(code["digest"] for code in codes) else ["commit", "uncommitted changes"]
     pairs = {name: (codes[0][name], codes[1][name]) for name in names}
     code = {name: pair for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
-    equal = not deciding and not code and bool(one.config) and bool(other.config)
-    mine, theirs = one.status.metrics, other.status.metrics
-    bests = _best(one), _best(other)
-    common = sorted(mine.keys() & theirs.keys())
+    equal = not deciding and not code and bool(first.config) and bool(second.config)
+    mine, theirs = first.status.metrics, second.status.metrics
+    bests = _best(first), _best(second)
+    common_names = sorted(mine.keys() & theirs.keys())
+    best_names = [name for name in common_names if any(name in best for best in bests)]
     return RunComparison(
         deciding=deciding,
         others={key: pair for key, pair in config.items() if key not in deciding},
         code=code,
         code_unknown=(None in [codes[0][name] for name in names], None in [codes[1][name] for name in names]),
-        files=_file_changes(_files(one.directory), _files(other.directory)),
-        environment=_differences(_environment(one), _environment(other)),
-        metrics={name: (mine[name], theirs[name]) for name in common},
-        best={name: (bests[0].get(name), bests[1].get(name)) for name in common if any(name in best for best in bests)},
-        divergence=find_divergence(one.directory, other.directory) if equal else None,
+        files=_file_changes(_files(first.directory), _files(second.directory)),
+        environment=_differences(_environment(first), _environment(second)),
+        metrics={name: (mine[name], theirs[name]) for name in common_names},
+        best={name: (bests[0].get(name), bests[1].get(name)) for name in best_names},
+        divergence=find_first_difference(first.directory, second.directory) if equal else None,
     )
 
 
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Pair]:
-    keys = sorted(one.keys() | other.keys())
-    pairs = {key: (one.get(key), other.get(key)) for key in keys}
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Pair]:
+    keys = sorted(first.keys() | second.keys())
+    pairs = {key: (first.get(key), second.get(key)) for key in keys}
     return {key: pair for key, pair in pairs.items() if comparable(pair[0]) != comparable(pair[1])}
 
 
@@ -215,19 +216,19 @@ def _files(directory: RunDirectory) -> dict[str, CodeFile]:
 def _file_changes(before: Mapping[str, CodeFile], after: Mapping[str, CodeFile]) -> dict[str, str]:
     if not before or not after:
         return {}
-    found = dict.fromkeys(before.keys() - after.keys(), "removed")
-    found |= dict.fromkeys(after.keys() - before.keys(), "added")
-    found |= {path: "changed" for path in before.keys() & after.keys() if before[path] != after[path]}
-    return dict(sorted(found.items()))
+    changes = dict.fromkeys(before.keys() - after.keys(), "removed")
+    changes |= dict.fromkeys(after.keys() - before.keys(), "added")
+    changes |= {path: "changed" for path in before.keys() & after.keys() if before[path] != after[path]}
+    return dict(sorted(changes.items()))
 
 
 def _environment(result: RunResult) -> dict[str, Any]:
     manifest = read_json_or_empty(result.directory.manifest)
     versions = manifest.get("versions")
-    found = {str(name): value for name, value in versions.items()} if isinstance(versions, dict) else {}
-    found |= {name: manifest.get(name) for name in ("host", "executable")}
+    facts = {str(name): value for name, value in versions.items()} if isinstance(versions, dict) else {}
+    facts |= {name: manifest.get(name) for name in ("host", "executable")}
     attempts = result.status.attempts
-    found["nodes"] = sorted({node for attempt in attempts for node in attempt.nodes})
-    found["world sizes"] = sorted({one.world_size for one in attempts if one.world_size is not None})
-    found["GPUs"] = sorted({one.gpu for one in attempts if one.gpu is not None})
-    return found
+    facts["nodes"] = sorted({node for attempt in attempts for node in attempt.nodes})
+    facts["world sizes"] = sorted({attempt.world_size for attempt in attempts if attempt.world_size is not None})
+    facts["GPUs"] = sorted({attempt.gpu for attempt in attempts if attempt.gpu is not None})
+    return facts

@@ -1,4 +1,4 @@
-"""What a run achieved, read from its directory, and the keys by which runs differ."""
+"""The result of a run, read from its directory, and the keys by which runs differ."""
 
 from __future__ import annotations
 
@@ -108,15 +108,15 @@ def varied_keys(results: Sequence[RunResult]) -> VariedKeys:
     A run whose configuration can't be read doesn't count.
     """
     readable = [result for result in results if result.config]
-    typed = list(dict.fromkeys(key for result in readable for key in result.status.varied))
-    choices = _choices(readable, typed)
+    varied = list(dict.fromkeys(key for result in readable for key in result.status.varied))
+    choices = _choices(readable, varied)
     keys = {key for result in readable for key in result.config}
-    relevant = {key for key in keys if key in typed or decides_the_weights(key) or is_below(key, LENGTH)}
+    relevant = {key for key in keys if key in varied or decides_the_weights(key) or is_below(key, LENGTH)}
     differing = {key for key in relevant if _differs(readable, key)}
     changed = {key for result in readable for key in result.changed_keys}
-    own = {key for key in differing if key in typed or key in changed or not _follows(readable, key, choices)}
-    names = [key for key in typed if key in own or key in choices]
-    names += sorted(own - set(names))
+    independent = {key for key in differing if key in varied or key in changed or not _follows(readable, key, choices)}
+    names = [key for key in varied if key in independent or key in choices]
+    names += sorted(independent - set(names))
     names.sort(key=lambda name: name == SEED)
     return VariedKeys(tuple(names), frozenset(choices))
 
@@ -134,14 +134,14 @@ def _normal(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _choices(results: Sequence[RunResult], typed: Iterable[str]) -> list[str]:
+def _choices(results: Sequence[RunResult], varied: Iterable[str]) -> list[str]:
     """The groups, such as `optimizer` and `experiment`, of which every run has an option, and not all the same."""
-    found = []
-    for key in typed:
+    groups = []
+    for key in varied:
         chosen = {result.status.varied.get(key) for result in results}
         if len(chosen) > 1 and None not in chosen and not any(key in result.config for result in results):
-            found.append(key)
-    return found
+            groups.append(key)
+    return groups
 
 
 def _differs(results: Sequence[RunResult], key: str) -> bool:
@@ -163,12 +163,12 @@ def _follows(results: Sequence[RunResult], key: str, choices: Sequence[str]) -> 
     setting = [choice for choice in choices if is_below(key, [choice]) or not _is_group(results, choice)]
     if not setting:
         return False
-    found: dict[tuple[str, ...], set[str]] = {}
+    texts_by_options: dict[tuple[str, ...], set[str]] = {}
     for result in results:
         options = tuple(result.status.varied[choice] for choice in setting)
         text = comparable(result.config[key]) if key in result.config else ""
-        found.setdefault(options, set()).add(text)
-    return all(len(values) == 1 for values in found.values())
+        texts_by_options.setdefault(options, set()).add(text)
+    return all(len(values) == 1 for values in texts_by_options.values())
 
 
 def _is_group(results: Sequence[RunResult], name: str) -> bool:

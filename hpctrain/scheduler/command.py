@@ -13,7 +13,7 @@ from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.scheduler.job import JobState, SlurmJob
 
 # a user's filters and formats would change the answers
-_SETTINGS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_")
+_FORMAT_VARIABLES = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_")
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|connection refused|timed out|configuration source|configuration file"
     r"|accounting storage is disabled|problem talking to the database|controller not responding"
@@ -21,7 +21,7 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _UNKNOWN_JOB = re.compile(r"invalid job id specified|job \S+ not found", re.IGNORECASE)
-_NOTHING = frozenset({"", "(null)", "None", "NONE", "N/A", "n/a", "Unknown", "NOT_SET"})
+_MISSING_VALUES = frozenset({"", "(null)", "None", "NONE", "N/A", "n/a", "Unknown", "NOT_SET"})
 _TASKS = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 _MOST_TASKS = 4_000_001  # SLURM's own bound on MaxArraySize
 
@@ -53,12 +53,12 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
         UnknownJobError: SLURM doesn't know the job.
         SchedulerError: SLURM rejected the command for another reason.
     """
-    variables = {name: value for name, value in environ.items() if not name.startswith(_SETTINGS)}
+    variables = {name: value for name, value in environ.items() if not name.startswith(_FORMAT_VARIABLES)}
     # the patterns above match English messages
     variables |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
-    shown = " ".join(part for part in arguments if not part.startswith("--") or part.startswith("--jobs="))
+    text = " ".join(part for part in arguments if not part.startswith("--") or part.startswith("--jobs="))
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             arguments,
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -74,27 +74,27 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
             "a login node"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise SchedulerSilentError(f"{shown}: SLURM did not answer within {timeout_s:g} s; try again later") from error
-    if done.returncode:
-        raise _failure(shown, done)
-    return done.stdout
+        raise SchedulerSilentError(f"{text}: SLURM did not answer within {timeout_s:g} s; try again later") from error
+    if process.returncode:
+        raise _failure(text, process)
+    return process.stdout
 
 
-def _failure(shown: str, done: subprocess.CompletedProcess[str]) -> SchedulerError:
-    if done.returncode < 0:
+def _failure(text: str, process: subprocess.CompletedProcess[str]) -> SchedulerError:
+    if process.returncode < 0:
         # without cgroups SLURM signals every process of a job, including this command
-        return SchedulerSilentError(f"{shown}: ended by {signal.Signals(-done.returncode).name}, without an answer")
-    message = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        return SchedulerSilentError(f"{text}: ended by {signal.Signals(-process.returncode).name}, without an answer")
+    message = " ".join((process.stderr or process.stdout).split()) or f"exit code {process.returncode}"
     if _UNKNOWN_JOB.search(message):
-        return UnknownJobError(f"{shown}: {message}")
+        return UnknownJobError(f"{text}: {message}")
     if _UNREACHABLE.search(message):
-        return SchedulerSilentError(f"{shown}: {message}")
-    return SchedulerError(f"{shown}: {message}")
+        return SchedulerSilentError(f"{text}: {message}")
+    return SchedulerError(f"{text}: {message}")
 
 
 def parse_text(value: str) -> str:
     """Parse a text; empty for any of SLURM's spellings of a missing value."""
-    return "" if value.strip() in _NOTHING else value.strip()
+    return "" if value.strip() in _MISSING_VALUES else value.strip()
 
 
 def parse_number(value: str) -> int:
@@ -134,17 +134,17 @@ def array_tasks(job_id: str) -> list[str]:
         return [job_id]
     ids: list[str] = []
     for part in tasks.rstrip("]").split("%")[0].split(","):
-        found = _TASKS.fullmatch(part)
-        if found is None or int(found[2] or 0) > _MOST_TASKS:
+        match = _TASKS.fullmatch(part)
+        if match is None or int(match[2] or 0) > _MOST_TASKS:
             raise SchedulerError(f"expected the tasks of a job array such as 12_[4-6%2], found {job_id!r}")
-        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         ids += (f"{array}_{task}" for task in range(first, last + 1, step))
     return ids
 
 
 _NO_TASK = "4294967294"  # of an array without tasks left in the queue, up to SLURM 22.05
 # each has a line to itself, since users choose the value, spaces included
-_ALONE = (
+_LINE_FIELDS = (
     *("Comment", "Command", "SubmitLine", "WorkDir", "StdErr", "StdIn", "StdOut"),
     *("AdminComment", "SystemComment", "Extra"),
 )
@@ -153,16 +153,8 @@ _NAME = re.compile(r"(?P<ids>[^\n]*?) JobName=.*?\n(?P<rest> +UserId=.*)", re.DO
 _NEXT_ROW = re.compile(r"\n(?=\d+(?:_\S+)?\|\d+\|)")  # each begins with the job's id and number
 _NODE_FIELD = re.compile(r"(?:^|\s)(NodeName|State|SlurmdStartTime)=(\S*)")
 # without DRAIN: a draining node still runs its jobs
-_LOST = {
-    "DOWN",
-    "FAIL",
-    "FAILING",
-    "NOT_RESPONDING",
-    "NO_RESPOND",
-    "POWERED_DOWN",
-    "REBOOT",
-    "REBOOT_ISSUED",
-    "UNKNOWN",
+_DOWN_STATES = {
+    *("DOWN", "FAIL", "FAILING", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN", "REBOOT", "REBOOT_ISSUED", "UNKNOWN")
 }
 """Parts of a node's state, which SLURM joins by `+`, that mean that the node is down or was abandoned."""
 
@@ -186,7 +178,7 @@ _COLUMNS = (
     ("end_time", "EndTime", "EndTime", "End", parse_time),
     ("preempt_time", "PreemptTime", "PreemptTime", None, parse_time),
     ("requeue", "Requeue", "Requeue", None, _flag),
-    ("held", "PriorityLong", "Priority", None, _is_zero),
+    ("is_held", "PriorityLong", "Priority", None, _is_zero),
     # last, because burst buffer plugins put the messages of their scripts into it, bars and line breaks included
     ("reason", "Reason", "Reason", "Reason", parse_text),
 )
@@ -238,7 +230,7 @@ def largest_array(answer: str) -> int:
         raise SchedulerError("expected MaxArraySize in the output of `scontrol show config`")
     # a site may allow larger task numbers than tasks, for arrays such as 100000-100010
     tasks = re.search(r"^SchedulerParameters\s*=.*\bmax_array_tasks=(\d+)", answer, re.MULTILINE)
-    return max(1, min(parse_number(found[1]) for found in (size, tasks) if found))
+    return max(1, min(parse_number(match[1]) for match in (size, tasks) if match))
 
 
 def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
@@ -248,21 +240,21 @@ def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
         answer: of `scontrol --oneliner show node`, with times in seconds since the epoch.
         since: epoch seconds.
     """
-    found = []
+    nodes = []
     for line in answer.splitlines():
         values = dict(_NODE_FIELD.findall(line))
-        state, started = values.get("State", ""), values.get("SlurmdStartTime", "")
+        state, start_time = values.get("State", ""), values.get("SlurmdStartTime", "")
         # the star marks a node that doesn't respond; on SLURM 20.11 it follows the base state, as in DOWN*+DRAIN
-        lost = "*" in state or set(state.split("+")) & _LOST
-        if "NodeName" in values and (lost or (started.isdigit() and int(started) > since)):
-            found.append(values["NodeName"])
-    return tuple(found)
+        lost = "*" in state or set(state.split("+")) & _DOWN_STATES
+        if "NodeName" in values and (lost or (start_time.isdigit() and int(start_time) > since)):
+            nodes.append(values["NodeName"])
+    return tuple(nodes)
 
 
 def batch_host(answer: str) -> str | None:
     """Parse the node of the batch script from the output of `scontrol show job`; None before it began."""
-    found = re.search(r"^ +BatchHost=(\S+)", answer, re.MULTILINE)
-    return None if found is None else parse_text(found[1]) or None
+    match = re.search(r"^ +BatchHost=(\S+)", answer, re.MULTILINE)
+    return None if match is None else parse_text(match[1]) or None
 
 
 def _rows(answer: str) -> list[str]:
@@ -283,13 +275,13 @@ def _job(values: Mapping[str, str]) -> SlurmJob:
 
 
 def _scontrol_block(block: str) -> SlurmJob:
-    found = _scontrol_fields(block)
-    found |= {"JobArrayID": _scontrol_id(found)}
-    found |= {name: found.get(name, "") for name in ("PreemptTime", "Priority")}
-    missing = [column for column in _SCONTROL.values() if column not in found]
+    fields = _scontrol_fields(block)
+    fields |= {"JobArrayID": _scontrol_id(fields)}
+    fields |= {name: fields.get(name, "") for name in ("PreemptTime", "Priority")}
+    missing = [column for column in _SCONTROL.values() if column not in fields]
     if missing:
         raise SchedulerError(f"expected {missing[0]} in scontrol's answer, found {block!r}")
-    return _job({name: found[column] for name, column in _SCONTROL.items()})
+    return _job({name: fields[column] for name, column in _SCONTROL.items()})
 
 
 def _scontrol_fields(block: str) -> dict[str, str]:
@@ -297,24 +289,24 @@ def _scontrol_fields(block: str) -> dict[str, str]:
     parts = _NAME.fullmatch(block)
     if parts is None:
         raise _unreadable("scontrol", block)
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in (parts["ids"], *parts["rest"].split("\n")):
-        if line.strip().partition("=")[0] in _ALONE:
+        if line.strip().partition("=")[0] in _LINE_FIELDS:
             continue
         for token in line.split():
             key, _, value = token.partition("=")
-            found.setdefault(key, value)
-    return found
+            fields.setdefault(key, value)
+    return fields
 
 
-def _scontrol_id(found: dict[str, str]) -> str:
-    array, task = found.get("ArrayJobId"), found.get("ArrayTaskId", "N/A")
+def _scontrol_id(fields: dict[str, str]) -> str:
+    array, task = fields.get("ArrayJobId"), fields.get("ArrayTaskId", "N/A")
     if array is None:
-        return found.get("JobId", "")
+        return fields.get("JobId", "")
     if task in {_NO_TASK, "N/A"}:
         return array
     return f"{array}_{task}" if task.isdigit() else f"{array}_[{task}]"
 
 
-def _unreadable(command: str, found: str) -> SchedulerError:
-    return SchedulerError(f"expected {command} to answer as SLURM 20.11 or later does, found {found[:400]!r}")
+def _unreadable(command: str, answer: str) -> SchedulerError:
+    return SchedulerError(f"expected {command} to answer as SLURM 20.11 or later does, found {answer[:400]!r}")

@@ -82,30 +82,10 @@ class JobState(StrEnum):
             return cls.UNKNOWN
 
 
-_PENDING = frozenset(
-    {
-        JobState.PENDING,
-        JobState.EXPEDITING,
-        JobState.REQUEUED,
-        JobState.REQUEUE_FED,
-        JobState.REQUEUE_HOLD,
-        JobState.RESV_DEL_HOLD,
-        JobState.SPECIAL_EXIT,
-    }
-)
-_FINISHED = frozenset(
-    {
-        JobState.COMPLETED,
-        JobState.CANCELLED,
-        JobState.FAILED,
-        JobState.TIMEOUT,
-        JobState.NODE_FAIL,
-        JobState.PREEMPTED,
-        JobState.BOOT_FAIL,
-        JobState.DEADLINE,
-        JobState.OUT_OF_MEMORY,
-        JobState.REVOKED,
-    }
+_PENDING = ("PENDING", "EXPEDITING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_FINISHED = (
+    *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
+    *("OUT_OF_MEMORY", "REVOKED"),
 )
 
 
@@ -133,7 +113,7 @@ class SlurmJob:
     """When its preemption began. sacct doesn't print it."""
     requeue: bool | None = None
     """Whether SLURM may requeue it. sacct doesn't print it."""
-    held: bool = False
+    is_held: bool = False
     """Whether its priority is 0: in the queue, it doesn't start until it is released. sacct doesn't print it."""
 
 
@@ -198,7 +178,7 @@ _RESOURCES = (
 def explain_held(record: SlurmJob) -> str | None:
     """Explain why SLURM holds a job in the queue, and what releases it, in one line; None if it isn't held."""
     code = record.reason.replace(" ", "_")
-    if not record.state.is_pending or not (record.held or record.state in _HELD_STATES or code in _HELD):
+    if not record.state.is_pending or not (record.is_held or record.state in _HELD_STATES or code in _HELD):
         return None
     text = _HELD.get(code, "SLURM holds it")
     return f"{text}; type `scontrol release {record.job_id}`" + (f" ({record.reason})" if record.reason else "")
@@ -222,10 +202,10 @@ def explain_pending(reason: str) -> str:
 
 def _explain_limit(code: str) -> str | None:
     """Explain a limit of a quality of service or an account, such as `QOSMaxJobsPerUserLimit`."""
-    found = _LIMIT.fullmatch(code)
-    if found is None:
+    match = _LIMIT.fullmatch(code)
+    if match is None:
         return None
-    whose, bound, thing, per = found.groups()
+    whose, bound, thing, per = match.groups()
     what, key = ("quality of service", "cluster.qos") if whose == "QOS" else ("account", "cluster.account")
     much = next((plain for part, plain in _RESOURCES if part.lower() in thing.lower()), "much")
     plain = much.partition(" ")[2] or "resources"

@@ -30,8 +30,8 @@ class Settings:
 
     def number(self, name: str) -> int | None:
         """The number at the beginning of a value such as `30 sec`; None if there is none."""
-        found = re.match(r"\d+", self.text(name))
-        return None if found is None else int(found[0])
+        match = re.match(r"\d+", self.text(name))
+        return None if match is None else int(match[0])
 
     @property
     def cluster(self) -> str:
@@ -77,8 +77,8 @@ class Partition:
     @property
     def max_nodes(self) -> int | None:
         """Most nodes of a job: the limit, or all of the partition's nodes if those are fewer; None if unknown."""
-        known = (self.values.get(name, "") for name in ("MaxNodes", "TotalNodes"))
-        return min((int(text) for text in known if text.isdecimal()), default=None)
+        limits = (self.values.get(name, "") for name in ("MaxNodes", "TotalNodes"))
+        return min((int(text) for text in limits if text.isdecimal()), default=None)
 
     @property
     def grace_time_s(self) -> int:
@@ -88,7 +88,7 @@ class Partition:
 
     @property
     def preempt_mode(self) -> str:
-        """What a preemption does to its jobs: `OFF`, `REQUEUE`, `CANCEL` or `SUSPEND`."""
+        """The effect of a preemption on its jobs: `OFF`, `REQUEUE`, `CANCEL` or `SUSPEND`."""
         return self.values.get("PreemptMode", "OFF")
 
 
@@ -134,8 +134,8 @@ def partitions(answer: str) -> list[Partition]:
 
 def minutes(text: str) -> int | None:
     """Parse a duration such as `1-12:00:00`, `02:00:00` or `30:00`; None for `UNLIMITED` and the like."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         return None
-    days, hours, mins, _ = (int(part or 0) for part in found.groups())
+    days, hours, mins, _ = (int(part or 0) for part in match.groups())
     return days * 1440 + hours * 60 + mins

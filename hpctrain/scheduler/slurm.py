@@ -67,8 +67,8 @@ class Slurm:
             records = command.scontrol(self._run("scontrol", "show", "job", _checked(job_id)))
         except UnknownJobError:
             return None
-        chosen = [record for record in records if job_id in {record.job_id, str(record.number)}] or records
-        return chosen[0] if chosen else None
+        matches = [record for record in records if job_id in {record.job_id, str(record.number)}] or records
+        return matches[0] if matches else None
 
     def queue(self, job_ids: Iterable[str]) -> dict[str, SlurmJob]:
         """The controller's records of many jobs, from one query; finished jobs included, for MinJobAge.
@@ -77,12 +77,12 @@ class Slurm:
         """
         # --all: hidden partitions too; --array: a row per task; --states: without it, finished jobs are left out
         options = ("--noheader", "--all", "--array", "--states=all", f"--Format={command.SQUEUE_FORMAT}")
-        found: dict[str, SlurmJob] = {}
+        records: dict[str, SlurmJob] = {}
         for ids in _in_command_lines(_all_checked(job_ids)):
             with suppress(UnknownJobError):
                 answer = self._run("squeue", *options, f"--jobs={ids}")
-                found |= {record.job_id: record for record in command.squeue(answer)}
-        return found
+                records |= {record.job_id: record for record in command.squeue(answer)}
+        return records
 
     def accounting(self, job_ids: Iterable[str]) -> dict[str, SlurmJob]:
         """The accounting database's records of many jobs, from one query; an array's id stands for all of its tasks.
@@ -105,8 +105,8 @@ class Slurm:
         Raises:
             SchedulerMissingError: also if there is no accounting.
         """
-        ended = [record for record in self._sacct(_checked(job_id), duplicates=True) if record.state.is_finished]
-        return ended[-1] if ended else None
+        records = [record for record in self._sacct(_checked(job_id), duplicates=True) if record.state.is_finished]
+        return records[-1] if records else None
 
     def find(self, job_ids: Collection[str]) -> dict[str, SlurmJob | None]:
         """The record of each job, from squeue, or else from sacct; None if neither has one.
@@ -115,20 +115,20 @@ class Slurm:
             SchedulerMissingError: the controller doesn't answer, and accounting doesn't know all of them: it may not
                 have received the missing ones yet.
         """
-        wanted = list(dict.fromkeys(job_ids))
-        found: dict[str, SlurmJob] = {}
+        ids = list(dict.fromkeys(job_ids))
+        records: dict[str, SlurmJob] = {}
         silent: SchedulerMissingError | None = None
         try:
-            found |= self.queue(wanted)
-            found |= self._cancelled_in_queue([job_id for job_id in wanted if job_id not in found])
+            records |= self.queue(ids)
+            records |= self._cancelled_in_queue([job_id for job_id in ids if job_id not in records])
         except SchedulerMissingError as error:
             silent = error
-        if missing := [job_id for job_id in wanted if job_id not in found]:
+        if missing := [job_id for job_id in ids if job_id not in records]:
             with suppress(SchedulerMissingError):  # many clusters have no accounting
-                found |= self.accounting(missing)
-        if silent is not None and not found.keys() >= set(wanted):
+                records |= self.accounting(missing)
+        if silent is not None and not records.keys() >= set(ids):
             raise silent
-        return {job_id: found.get(job_id) for job_id in wanted}
+        return {job_id: records.get(job_id) for job_id in ids}
 
     def failed_nodes(self, names: Collection[str], since: float) -> tuple[str, ...]:
         """Find those of these nodes that are down, or were restarted after `since` (epoch seconds)."""
@@ -137,7 +137,7 @@ class Slurm:
         return command.failed_nodes(self._run("scontrol", "--oneliner", "show", "node", ",".join(names)), since)
 
     def largest_array(self) -> int:
-        """How many tasks a job array may have; 1 where SLURM takes no arrays."""
+        """The largest number of tasks of a job array; 1 where SLURM takes no arrays."""
         return command.largest_array(self._run("scontrol", "show", "config"))
 
     def batch_host(self, job_id: str) -> str | None:
@@ -166,10 +166,8 @@ class Slurm:
 
     def cancel(self, job_id: str) -> None:
         """Take a job out of the queue, or end it; do nothing if it is over."""
-        try:
+        with suppress(UnknownJobError):  # the controller forgets a job some minutes after its end (MinJobAge)
             self._run("scancel", _checked(job_id))
-        except UnknownJobError:
-            return  # the controller forgets a job some minutes after its end (MinJobAge)
 
     def cancel_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerError]:
         """Cancel many jobs in few calls; do nothing to those that are over.
@@ -177,28 +175,26 @@ class Slurm:
         Returns:
             Why a job can't be cancelled, by its id; empty if all were.
         """
-        refused: dict[str, SchedulerError] = {}
+        errors: dict[str, SchedulerError] = {}
         for first in range(0, len(job_ids), CANCELLED_AT_ONCE):
-            some = job_ids[first : first + CANCELLED_AT_ONCE]
+            batch = job_ids[first : first + CANCELLED_AT_ONCE]
             try:
-                self._run("scancel", *_all_checked(some))
+                self._run("scancel", *_all_checked(batch))
             except SchedulerMissingError as error:
-                refused |= dict.fromkeys(some, error)
+                errors |= dict.fromkeys(batch, error)
             except SchedulerError:
                 # which of them SLURM refused shows one at a time, and a second request does no harm
-                for job_id in some:
+                for job_id in batch:
                     try:
                         self.cancel(job_id)
                     except SchedulerError as error:
-                        refused[job_id] = error
-        return refused
+                        errors[job_id] = error
+        return errors
 
     def cancel_pending(self, job_id: str) -> None:
         """Take a job, or the tasks of an array, out of the queue; leave what runs alone."""
-        try:
+        with suppress(UnknownJobError):
             self._run("scancel", "--state=PENDING", _checked(job_id))
-        except UnknownJobError:
-            return
 
     def steps(self, job_id: str, name: str) -> tuple[str, ...]:
         """The ids of a job's steps of this name that still run, such as `12.0` or `12_3.0`."""
@@ -208,7 +204,7 @@ class Slurm:
         except UnknownJobError:
             return ()
         rows = (line.strip().partition("|") for line in answer.splitlines())
-        return tuple(step for step, _, named in rows if named == name and step.rpartition(".")[0] == job_id)
+        return tuple(step for step, _, step_name in rows if step_name == name and step.rpartition(".")[0] == job_id)
 
     def signal_step(self, step_id: str, number: signal.Signals) -> None:
         """Send a signal to the tasks of a step; do nothing if it is over."""
@@ -260,11 +256,11 @@ class Slurm:
     def _cancelled_in_queue(self, tasks: list[str]) -> dict[str, SlurmJob]:
         """Find array tasks that were cancelled before they started: SLURM then remembers only the array."""
         arrays = {task: task.partition("_")[0] for task in tasks if "_" in task}
-        found = self.queue(sorted(set(arrays.values())))
+        records = self.queue(sorted(set(arrays.values())))
         return {
-            task: replace(found[array], job_id=task)
+            task: replace(records[array], job_id=task)
             for task, array in arrays.items()
-            if array in found and found[array].state.is_finished
+            if array in records and records[array].state.is_finished
         }
 
     def _sacct(self, ids: str, duplicates: bool = False) -> list[SlurmJob]:

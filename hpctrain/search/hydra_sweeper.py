@@ -92,7 +92,10 @@ def register_launcher(
     """
 
     class ArrayLauncher(Launcher):
-        """Hydra's launcher: launches each batch of runs that a sweeper chose, on SLURM as an array."""
+        """Hydra's launcher: launches each batch of runs that a sweeper chose, on SLURM as an array.
+
+        hydra-submitit-launcher has one set of resources for all runs, and loses the errors of ranks.
+        """
 
         def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
             """Ignore Hydra's own configuration: each run is composed like a single run."""

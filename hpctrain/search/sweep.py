@@ -356,7 +356,7 @@ def _is_new(run: SweepRun) -> bool:
 def _listing(runs: Sequence[SweepRun], separator: str) -> str:
     """The directories of runs, each with what the sweep varies."""
     lines = [f"{run.directory.path}  {varied_text(run.varied)}".rstrip() for run in runs]
-    return listed(lines, shown=SHOWN, separator=separator)
+    return listed(lines, max_names=SHOWN, separator=separator)
 
 
 def by_resources(runs: Sequence[RunPlan]) -> list[list[int]]:

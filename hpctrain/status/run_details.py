@@ -178,7 +178,7 @@ def _shares_of_time(account: Account, *, with_ratio: bool) -> str:
 
 
 def _row(attempt: Attempt, account: AttemptAccount | None, status: RunStatus, now: float) -> tuple[str, ...]:
-    nodes = listed(attempt.nodes, shown=4, separator=" ")
+    nodes = listed(attempt.nodes, max_names=4, separator=" ")
     spent = WallTime() if account is None else account.spent
     steps, ended = _steps_and_end(attempt, status, now)
     return (

@@ -70,7 +70,7 @@ def run_of(path_or_name: str, runs_dir: Path) -> RunDirectory:
     """
     runs = runs_of(path_or_name, runs_dir)
     if len(runs) > 1:
-        names = listed(sorted(os.path.relpath(run.path) for run in runs), shown=4)
+        names = listed(sorted(os.path.relpath(run.path) for run in runs), max_names=4)
         raise RunDirectoryError(f"{path_or_name}: it contains {len(runs)} runs; name one of them: {names}")
     return runs[0]
 

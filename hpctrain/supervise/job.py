@@ -110,6 +110,8 @@ class CurrentJob:
     @property
     def ends_cancelled(self) -> bool:
         """Whether a query has found that SLURM is ending the job because its user cancelled it."""
+        # not one flag with `cancelled`, which is in the run directory: a job whose run directory is unavailable has to
+        # be requeued all the same
         return self._termination is not None and self._termination.reason is Reason.CANCELLED
 
     @property

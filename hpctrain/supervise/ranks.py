@@ -225,7 +225,8 @@ def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int, contain
         command.append(f"--cpus-per-task={cores}")
     if resources.processes_per_node == 1:
         # keeps the ranks in the order of the node list, whatever the switches are; srun chooses it itself, but not with
-        # --mem=0
+        # --mem=0. With several ranks per node plane=N would do so, and lose the locality for which SLURM follows
+        # switches
         command.append("--distribution=cyclic")
     # the user's own may end with a program, such as numactl
     return [*command, *container, *plan.slurm.srun_args]

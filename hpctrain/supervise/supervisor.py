@@ -180,6 +180,7 @@ class Supervisor:
         outcome = outcome.with_suspects(self._nodes_by_rank(attempt, ended), self.allocation.num_nodes)
         outcome = with_memory_advice(self._ask_slurm(attempt, outcome), self.plan.config)
         history = history_with(self.ledger, attempt, outcome)
+        # a run that is complete, failed, cancelled or paused (as asha's at a rung) ends; all others continue
         decision = decide(
             history,
             self.plan.slurm.requeue,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hpctrain.cluster.variables import scrubbed
+from hpctrain.cluster.variables import without_job_variables
 from hpctrain.config.logger import Logger, MLflow, Wandb
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import PREFIX
@@ -59,7 +59,9 @@ class SenderProcesses:
         if group.server is not None:
             # the one with which the attempt began: config.yaml may be changed meanwhile
             command += ["--server", group.server]
-        environment = {key: value for key, value in scrubbed(os.environ).items() if not key.startswith(PREFIX)}
+        environment = {
+            key: value for key, value in without_job_variables(os.environ).items() if not key.startswith(PREFIX)
+        }
         self.directory.sync.mkdir(exist_ok=True)
         with (self.directory.sync / f"{name}.log").open("ab") as output:
             return subprocess.Popen(

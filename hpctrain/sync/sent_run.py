@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from hpctrain.config.logger import SERVICES
-from hpctrain.config.plain_yaml import MAY_BE_SECRET, parse_plain_config
+from hpctrain.config.plain_yaml import SECRET_KEYS, parse_plain_config
 from hpctrain.config.root import flat_values
 from hpctrain.files import (
     LARGEST_BYTES,
@@ -37,7 +37,7 @@ from hpctrain.run.manifest import varied_text
 from hpctrain.run.record_fields import COUNT, TIME
 from hpctrain.status.metrics import LoggedMetrics, metrics_of
 
-NOT_SENT = (*MAY_BE_SECRET, *(f"logger.{name}" for name in SERVICES))
+NOT_SENT = (*SECRET_KEYS, *(f"logger.{name}" for name in SERVICES))
 """Keys that stay here, with those below them: variables and commands may be secret, the rest is about the service."""
 NAME_CHARS = 128
 DIGEST_CHARS = 16

@@ -29,7 +29,7 @@ Scalar = Tensor | float
 
 
 def split_loss(
-    method: str, returned: Any, checked: set[str] | None = None, own_names: frozenset[str] = OWN_NAMES
+    method: str, returned: Any, checked: set[str], own_names: frozenset[str] = OWN_NAMES
 ) -> tuple[Tensor, dict[str, Scalar]]:
     """Check the result of a task's loss; return the loss, and the other scalars by name.
 
@@ -42,27 +42,26 @@ def split_loss(
     Raises:
         TaskError: it is neither.
     """
-    others: dict[str, Scalar] = {}
+    scalars: dict[str, Scalar] = {}
     if isinstance(returned, Mapping):
         if LOSS not in returned:
-            found = ", ".join(map(repr, returned)) or "nothing"
+            names = ", ".join(map(repr, returned)) or "nothing"
             raise TaskError(
-                f"{method} returned a mapping without {LOSS!r}, only {found}: return the loss to optimise as {LOSS!r}"
+                f"{method} returned a mapping without {LOSS!r}, only {names}: return the loss to optimise as {LOSS!r}"
             )
         for name, value in returned.items():
             if name != LOSS:
-                if checked is None or name not in checked:
+                if name not in checked:
                     check_name(method, name, own_names)
-                    if checked is not None:
-                        checked.add(name)
-                others[name] = value if is_scalar(value) else checked_scalar(method, name, value)
+                    checked.add(name)
+                scalars[name] = value if is_scalar(value) else checked_scalar(method, name, value)
         returned = returned[LOSS]
     if not isinstance(returned, Tensor) or returned.ndim:
         expected = f"{method} must return a scalar tensor, the mean over the batch's samples"
         if isinstance(returned, Tensor):
             raise TaskError(f"{expected}, but its shape is {list(returned.shape)}: reduce it with .mean()")
-        raise TaskError(f"{expected}, but it returned a {_kind(returned)}: check its return statement")
-    return returned, others
+        raise TaskError(f"{expected}, but it returned a {_type_name(returned)}: check its return statement")
+    return returned, scalars
 
 
 def check_name(where: str, name: Any, own_names: frozenset[str] = OWN_NAMES) -> None:
@@ -107,11 +106,11 @@ def checked_scalar(where: str, name: str, value: Any) -> Scalar:
         return value
     if isinstance(value, Real):
         return float(value)
-    raise TaskError(f"{where}: expected a number or a scalar tensor as {name!r}, found a {_kind(value)}")
+    raise TaskError(f"{where}: expected a number or a scalar tensor as {name!r}, found a {_type_name(value)}")
 
 
 class Results(NamedTuple):
-    """What `Task.evaluate` returned for a batch.
+    """Result of `Task.evaluate` for a batch.
 
     Attributes:
         sums: by metric, the sum as a 0-d tensor, and the count as a 0-d tensor or a number.
@@ -139,16 +138,17 @@ def checked_results(task: Task, returned: Any, num_samples: int) -> Results:
         f"such as {EXAMPLE}"
     )
     sums, per_sample = {}, {}
-    for name, found in _items(expected, returned):
-        if isinstance(found, PerSample):
-            per_sample[name] = _checked_samples(f"{method}: PerSample {name!r}", found.values, num_samples)
+    for name, measurement in _items(expected, returned):
+        if isinstance(measurement, PerSample):
+            # one for each loaded sample: so they are of the same samples at every world size
+            per_sample[name] = _checked_samples(f"{method}: PerSample {name!r}", measurement.values, num_samples)
             continue
-        if not isinstance(found, tuple | list) or len(found) != 2:
-            raise TaskError(f"{expected}, but its {name!r} is {_shown(found)}")
-        for value, role in zip(found, ("sum", "count"), strict=True):
+        if not isinstance(measurement, tuple | list) or len(measurement) != 2:
+            raise TaskError(f"{expected}, but its {name!r} is {_describe(measurement)}")
+        for value, role in zip(measurement, ("sum", "count"), strict=True):
             if not _is_number(value):
-                raise TaskError(f"{expected}, but the {role} of its {name!r} is {_shown(value)}")
-        total, count = found
+                raise TaskError(f"{expected}, but the {role} of its {name!r} is {_describe(value)}")
+        total, count = measurement
         # torch would turn a plain number into a float32
         exact = total if isinstance(total, Tensor) else torch.tensor(float(total), dtype=torch.float64)
         sums[name] = exact.reshape(()), count.reshape(()) if isinstance(count, Tensor) else float(count)
@@ -164,17 +164,17 @@ def checked_metrics(task: Task) -> dict[str, Any]:
     method = f"{type(task).__name__}.build_metrics"
     if not callable(task.build_metrics):
         raise TaskError(
-            f"{method} must be a method that returns metrics by name: rename this {_kind(task.build_metrics)}"
+            f"{method} must be a method that returns metrics by name: rename this {_type_name(task.build_metrics)}"
         )
     problem = f"{method} must return a dict of torchmetrics' metrics, or of subclasses of hpctrain.tasks.Metric"
-    found = task.build_metrics()
-    for name, metric in _items(problem, found):
+    metrics = task.build_metrics()
+    for name, metric in _items(problem, metrics):
         if not isinstance(metric, Metric) and not is_of_torchmetrics(metric):
             hint = ": call it" if isinstance(metric, type) else ""
-            raise TaskError(f"{problem}, but its {name!r} is {_shown(metric)}{hint}")
-    if len({id(metric) for metric in found.values()}) < len(found):
+            raise TaskError(f"{problem}, but its {name!r} is {_describe(metric)}{hint}")
+    if len({id(metric) for metric in metrics.values()}) < len(metrics):
         raise TaskError(f"{problem}, each with one name, but one object has several")
-    return dict(found)
+    return dict(metrics)
 
 
 def is_of_torchmetrics(value: object) -> bool:
@@ -193,7 +193,7 @@ def checked_values(task: Task, returned: Any) -> dict[str, float]:
     values = {}
     for name, value in _items(problem, returned):
         if not _is_number(value):
-            raise TaskError(f"{problem}, but its {name!r} is {_shown(value)}")
+            raise TaskError(f"{problem}, but its {name!r} is {_describe(value)}")
         values[name] = float(value)
     return values
 
@@ -208,8 +208,8 @@ def checked_scores(task: Task, returned: Any) -> dict[str, float]:
     """
     method = f"{type(task).__name__}.compute_metrics"
     if not isinstance(returned, Mapping):
-        raise TaskError(f"{method} must return a dict of numbers by metric, but it returned {_shown(returned)}")
-    return {name: value for key, found in returned.items() for name, value in _flattened(method, key, found)}
+        raise TaskError(f"{method} must return a dict of numbers by metric, but it returned {_describe(returned)}")
+    return {name: value for key, score in returned.items() for name, value in _flatten(method, key, score)}
 
 
 def checked_computed(task: Task, name: str, computed: Any) -> dict[str, float]:
@@ -218,24 +218,24 @@ def checked_computed(task: Task, name: str, computed: Any) -> dict[str, float]:
     Raises:
         TaskError: it isn't a number, a vector, or a dict of them.
     """
-    return dict(_flattened(f"the metric {name!r} of {type(task).__name__}", name, computed))
+    return dict(_flatten(f"the metric {name!r} of {type(task).__name__}", name, computed))
 
 
-def _flattened(source: str, name: object, value: Any) -> Iterator[tuple[str, float]]:
+def _flatten(source: str, name: object, value: Any) -> Iterator[tuple[str, float]]:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if _is_number(value):
         yield str(name), float(value)
     elif isinstance(value, Mapping):
         for key, inside in value.items():
-            yield from _flattened(source, f"{name}/{key}", inside)
-    elif isinstance(value, list | tuple) and all(_is_number(each) for each in value):
-        yield from ((f"{name}/{index}", float(each)) for index, each in enumerate(value))
+            yield from _flatten(source, f"{name}/{key}", inside)
+    elif isinstance(value, list | tuple) and all(_is_number(element) for element in value):
+        yield from ((f"{name}/{index}", float(element)) for index, element in enumerate(value))
     elif isinstance(value, Tensor) and value.ndim == 1 and not value.is_complex():
-        yield from ((f"{name}/{index}", each) for index, each in enumerate(value.double().tolist()))
+        yield from ((f"{name}/{index}", element) for index, element in enumerate(value.double().tolist()))
     else:
         raise TaskError(
-            f"{source} must be a number, a vector, or a dict of them, but {str(name)!r} is {_shown(value)}: "
+            f"{source} must be a number, a vector, or a dict of them, but {str(name)!r} is {_describe(value)}: "
             "a curve or a matrix can't be logged as a number"
         )
 
@@ -244,11 +244,11 @@ def _checked_samples(what: str, values: Any, num_samples: int) -> Tensor | list[
     if isinstance(values, Tensor):
         if values.ndim == 0 or len(values) != num_samples:
             raise TaskError(
-                f"{what} needs one entry for each of the {num_samples} samples of the batch, but is {_shown(values)}"
+                f"{what} needs one entry for each of the {num_samples} samples of the batch, but is {_describe(values)}"
             )
         return values
     if not isinstance(values, list | tuple) or not all(isinstance(value, Tensor) for value in values):
-        raise TaskError(f"{what} needs a tensor, or a list of tensors, but is {_shown(values)}")
+        raise TaskError(f"{what} needs a tensor, or a list of tensors, but is {_describe(values)}")
     if len(values) != num_samples:
         raise TaskError(f"{what} needs a tensor for each of the {num_samples} samples, but has {len(values)}")
     if all(value.ndim == 0 for value in values):
@@ -263,7 +263,7 @@ def _items(expected: str, returned: Any) -> ItemsView[str, Any]:
         TaskError: it isn't one; the message begins with what was expected.
     """
     if not isinstance(returned, Mapping):
-        raise TaskError(f"{expected}, but it returned {_shown(returned)}")
+        raise TaskError(f"{expected}, but it returned {_describe(returned)}")
     for name in returned:
         if not isinstance(name, str):
             raise TaskError(f"{expected}, but it has the key {name!r}")
@@ -276,15 +276,15 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real)
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return type(value).__name__
 
 
-def _shown(value: object) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
     if isinstance(value, tuple | list):
-        return f"a {_kind(value)} of {len(value)}"
+        return f"a {_type_name(value)} of {len(value)}"
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    return "None: check its return statement" if value is None else f"a {_kind(value)}"
+    return "None: check its return statement" if value is None else f"a {_type_name(value)}"

@@ -57,7 +57,7 @@ class Digits(Task):
         Raises:
             TaskError: scikit-learn isn't installed.
         """
-        return _Shifted(*self._split[0]) if self.augment else TensorBatches(*self._split[0])
+        return _ShiftedDigits(*self._split[0]) if self.augment else TensorBatches(*self._split[0])
 
     def eval_dataset(self) -> Dataset[Any]:
         """See `Task`."""
@@ -80,11 +80,11 @@ class Digits(Task):
         images = ((shuffled[:, :64] - _MEAN) / _DEVIATION).reshape(-1, 1, 8, 8)
         labels = shuffled[:, 64].long()
         # at least one digit on either side
-        kept = min(max(1, round(len(table) * (1 - self.held_out))), len(table) - 1)
-        return (images[:kept], labels[:kept]), (images[kept:], labels[kept:])
+        num_train = min(max(1, round(len(table) * (1 - self.held_out))), len(table) - 1)
+        return (images[:num_train], labels[:num_train]), (images[num_train:], labels[num_train:])
 
 
-class _Shifted(TensorBatches):
+class _ShiftedDigits(TensorBatches):
     draws_per_sample = True
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:

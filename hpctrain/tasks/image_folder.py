@@ -42,17 +42,17 @@ class ImageList:
 
     def __init__(self, folder: Path, classes: Sequence[str] | None = None) -> None:
         self._folder = folder
-        found = _class_names(folder)
-        self.classes = tuple(found if classes is None else classes)
+        class_names = _class_names(folder)
+        self.classes = tuple(class_names if classes is None else classes)
         # arrays, not a list of strings: reading a string changes its reference count, so a million of them would be
         # copied page by page into every DataLoader worker
         names = bytearray()
         labels: list[int] = []
         ends = [0]
-        for name in found:
+        for name in class_names:
             if name not in self.classes:
-                known = f"{len(self.classes)} classes, from {self.classes[0]} to {self.classes[-1]}"
-                problem = f"the class {name} isn't among those of the training images ({known})"
+                class_range = f"{len(self.classes)} classes, from {self.classes[0]} to {self.classes[-1]}"
+                problem = f"the class {name} isn't among those of the training images ({class_range})"
                 raise ConfigError("task.data", folder, problem, "remove its folder, or add it to the training images")
             label, before = self.classes.index(name), len(labels)
             for path in _images(folder / name):
@@ -170,12 +170,12 @@ class ImageFolder(Task):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy, with smoothed labels."""
         images, labels = batch
-        return F.cross_entropy(model(self._normalised(images)), labels, label_smoothing=self.label_smoothing)
+        return F.cross_entropy(model(self._normalise(images)), labels, label_smoothing=self.label_smoothing)
 
     def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
         """Cross-entropy and accuracy; with ten classes or more also the top-5 accuracy."""
         images, labels = batch
-        logits = model(self._normalised(images))
+        logits = model(self._normalise(images))
         sums = classification_sums(logits, labels)
         # with fewer classes, five guesses are too many to be informative
         if logits.shape[1] >= 10:
@@ -186,13 +186,13 @@ class ImageFolder(Task):
     def _train_images(self) -> ImageList:
         folder = Path(self.data) / self.train
         images = ImageList(folder)
-        found = len(images.classes)
-        if self.num_classes is not None and self.num_classes < found:
-            problem = f"{folder} has {found} classes"
-            raise ConfigError("model.num_classes", self.num_classes, problem, f"set model.num_classes={found}")
+        num_classes = len(images.classes)
+        if self.num_classes is not None and self.num_classes < num_classes:
+            problem = f"{folder} has {num_classes} classes"
+            raise ConfigError("model.num_classes", self.num_classes, problem, f"set model.num_classes={num_classes}")
         return images
 
-    def _normalised(self, images: Tensor) -> Tensor:
+    def _normalise(self, images: Tensor) -> Tensor:
         if self._scale.device != images.device:
             # cached: a copy in every step would wait for the device
             self._scale = self._scale.to(images.device)

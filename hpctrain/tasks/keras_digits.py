@@ -45,14 +45,14 @@ class KerasDigits(Digits):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy, and the model's own losses."""
         images, labels = batch
-        logits, own_losses = model(_last(images))
+        logits, own_losses = model(_channels_last(images))
         loss: Tensor = F.cross_entropy(logits, labels) + own_losses
         return loss
 
     def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
         """Cross-entropy and accuracy."""
         images, labels = batch
-        logits, _ = model(_last(images))
+        logits, _ = model(_channels_last(images))
         return classification_sums(logits, labels)
 
     def _convnet(self) -> Any:
@@ -79,5 +79,5 @@ class KerasDigits(Digits):
         return keras.Model(inputs, layers.Dense(10)(stream))
 
 
-def _last(images: Tensor) -> Tensor:
+def _channels_last(images: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1)  # Keras expects channels last

@@ -1,4 +1,4 @@
-"""What a task logs."""
+"""The log of a task: scalars and media."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
-Kind: TypeAlias = Literal["image", "text", "histogram", "figure", "audio", "table"]
+MediumKind: TypeAlias = Literal["image", "text", "histogram", "figure", "audio", "table"]
 
 
 class TaskLog:
@@ -121,7 +121,7 @@ class TaskLog:
         """
         self._media("table", name, rows, columns=columns)
 
-    def _media(self, kind: Kind, name: str, content: Any, **options: Any) -> None:
+    def _media(self, kind: MediumKind, name: str, content: Any, **options: Any) -> None:
         """Take one medium."""
 
     def __reduce__(self) -> tuple[type[TaskLog], tuple[()]]:

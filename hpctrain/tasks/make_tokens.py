@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
 from hpctrain.files import errors_naming, fsync_directory, temporary_name, write_atomic, write_json
 from hpctrain.phrases import counted
-from hpctrain.tasks.token_files import ABOUT, DTYPES, ENDS
+from hpctrain.tasks.token_files import DTYPES, ENDS_SUFFIX, INFO_FILE
 from hpctrain.tasks.tokeniser import Tokeniser, tokeniser
 
 PIECE_CHARS = 1 << 20
@@ -81,7 +81,7 @@ def make_tokens(
     try:
         record = {"tokenizer": name, "vocab_size": chosen.vocab_size, "end_of_text": chosen.end_of_text}
         record |= _write(texts, temporary, chosen, held_out)
-        write_json(temporary / ABOUT, record)
+        write_json(temporary / INFO_FILE, record)
         temporary.rename(out)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -96,36 +96,36 @@ def _write(texts: Sequence[Path], folder: Path, chosen: Tokeniser, held_out: flo
     ends = array("q")
     with errors_naming(folder / "train.bin"), (folder / "train.bin").open("w+b") as train:
         for piece in _pieces(texts):
-            made = [chosen.end_of_text] if piece is None else chosen.encode(piece)
+            ids = [chosen.end_of_text] if piece is None else chosen.encode(piece)
             characters += len(piece or "")
-            tokens += len(made)
+            tokens += len(ids)
             if piece is None:
                 ends.append(tokens)
-            train.write(np.asarray(made).astype(DTYPES[dtype]).tobytes())
+            train.write(np.asarray(ids).astype(DTYPES[dtype]).tobytes())
         # at least two tokens: a window needs a token and its target
-        kept = tokens - round(tokens * held_out)
-        if kept < 2 or (held_out and tokens - kept < 2):
-            problem = f"of {tokens} tokens {kept} would be left for training, {tokens - kept} for evaluation"
+        num_train = tokens - round(tokens * held_out)
+        if num_train < 2 or (held_out and tokens - num_train < 2):
+            problem = f"of {tokens} tokens {num_train} would be left for training, {tokens - num_train} for evaluation"
             raise ConfigError("--held-out", held_out, problem, "add text, or set another share")
-        counts = {"train.bin": kept}
+        counts = {"train.bin": num_train}
         if held_out:
-            counts["eval.bin"] = tokens - kept
+            counts["eval.bin"] = tokens - num_train
             with errors_naming(folder / "eval.bin"), (folder / "eval.bin").open("wb") as evaluation:
-                train.seek(kept * DTYPES[dtype].itemsize)
+                train.seek(num_train * DTYPES[dtype].itemsize)
                 shutil.copyfileobj(train, evaluation, COPY_BYTES)
                 _sync(evaluation)
-            train.truncate(kept * DTYPES[dtype].itemsize)
+            train.truncate(num_train * DTYPES[dtype].itemsize)
         _sync(train)
-    _write_ends(folder, np.array(ends), kept, tokens)
+    _write_ends(folder, np.array(ends), num_train, tokens)
     return {"dtype": dtype, "documents": len(ends), "characters": characters, "tokens": counts}
 
 
-def _write_ends(folder: Path, ends: npt.NDArray[np.int64], kept: int, tokens: int) -> None:
-    """Write the ends of the documents before and after the first ``kept`` tokens; one may be cut there."""
-    train = np.append(ends[ends < kept], kept)
-    write_atomic(folder / f"train.bin{ENDS}", train.astype("<i8").tobytes())
-    if kept < tokens:
-        write_atomic(folder / f"eval.bin{ENDS}", (ends[ends > kept] - kept).astype("<i8").tobytes())
+def _write_ends(folder: Path, ends: npt.NDArray[np.int64], num_train: int, tokens: int) -> None:
+    """Write the ends of the documents before and after the first ``num_train`` tokens; one may be cut there."""
+    train = np.append(ends[ends < num_train], num_train)
+    write_atomic(folder / f"train.bin{ENDS_SUFFIX}", train.astype("<i8").tobytes())
+    if num_train < tokens:
+        write_atomic(folder / f"eval.bin{ENDS_SUFFIX}", (ends[ends > num_train] - num_train).astype("<i8").tobytes())
 
 
 def _pieces(texts: Sequence[Path]) -> Iterator[str | None]:

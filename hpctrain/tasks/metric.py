@@ -1,4 +1,4 @@
-"""What a task measures over all held-out samples: metric objects, and values per sample."""
+"""Metrics over all held-out samples: metric objects, and values per sample."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ class Metric(ABC):
     def defaults(self) -> dict[str, Tensor | None]:
         """The states' values at the start of an evaluation, by name; None for a list."""
         # not in a constructor, which a subclass may forget to call
-        found: dict[str, Tensor | None] = self.__dict__.setdefault("_defaults", {})
-        return found
+        defaults: dict[str, Tensor | None] = self.__dict__.setdefault("_defaults", {})
+        return defaults
 
     @property
     def reductions(self) -> dict[str, Reduction]:
-        """How each state is reduced, by name."""
-        found: dict[str, Reduction] = self.__dict__.setdefault("_reductions", {})
-        return found
+        """The reduction of each state, by name."""
+        reductions: dict[str, Reduction] = self.__dict__.setdefault("_reductions", {})
+        return reductions
 
     @abstractmethod
     def update(self, *arguments: Any, **options: Any) -> None:

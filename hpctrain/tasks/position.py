@@ -1,4 +1,4 @@
-"""Where a training is."""
+"""The position of a training: step, epoch and progress."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Task(ABC):
         )
 
     def tensor_parallel_plan(self) -> Mapping[str, Any] | None:
-        """How ranks compute the model's layers together; called if `parallel.tensor_degree` is more than 1.
+        """Plan by which ranks compute the model's layers together; called if `parallel.tensor_degree` is more than 1.
 
         A model may define a method of this name, too, as hpctrain's GPT does; the task's goes first.
 
@@ -116,7 +116,7 @@ class Task(ABC):
         return None
 
     def pipeline_plan(self) -> Sequence[str | Sequence[str]] | None:
-        """How the model is cut into the stages of a pipeline; called if `parallel.pipeline_degree` is more than 1.
+        """Plan by which the model is cut into pipeline stages; called if `parallel.pipeline_degree` is more than 1.
 
         A model may define a method of this name, too, as hpctrain's GPT does; the task's goes first. An `nn.Sequential`
         needs none. In a pipeline, `loss` and `evaluate` call the model exactly once. What comes before that call runs
@@ -198,8 +198,8 @@ class Task(ABC):
         """
         # a task may have an attribute of that name
         weight = self.loss_weight(batch) if callable(self.loss_weight) else self.num_samples(batch)
-        loss, others = split_loss(f"{type(self).__name__}.loss", self.loss(model, batch))
-        return {name: (_weighted(value, weight), weight) for name, value in {"loss": loss, **others}.items()}
+        loss, scalars = split_loss(f"{type(self).__name__}.loss", self.loss(model, batch), set())
+        return {name: (_weighted(value, weight), weight) for name, value in {"loss": loss, **scalars}.items()}
 
     def derive(self, means: Mapping[str, float]) -> Mapping[str, float]:  # noqa: ARG002 - for those who override it
         """More metrics, computed from the means over all held-out samples, such as a perplexity.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.utils.data import Dataset
 
+from hpctrain.data.fetch import TensorBatches
 from hpctrain.errors import ConfigError
 from hpctrain.models.gpt import GPT
 from hpctrain.tasks.task import Sums, Task
@@ -44,16 +45,16 @@ class Text(Task):
 
     def train_dataset(self) -> Dataset[Any]:
         """See `Task`."""
-        return self._windows(0, self._kept)
+        return self._windows(0, self._num_train)
 
     def eval_dataset(self) -> Dataset[Any]:
         """See `Task`."""
-        return self._windows(self._kept, len(self._text))
+        return self._windows(self._num_train, len(self._text))
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy per byte, in nats."""
-        given, targets = batch
-        return F.cross_entropy(model(given).flatten(0, 1), targets.flatten())
+        inputs, targets = batch
+        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
     def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
         """Cross-entropy per byte, in nats and in bits."""
@@ -69,13 +70,13 @@ class Text(Task):
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
         text = "\n\n".join(topics[name].strip() for name in sorted(topics))
         # a bytearray, because torch warns about read-only memory
-        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
 
     @property
-    def _kept(self) -> int:
+    def _num_train(self) -> int:
         return round(len(self._text) * (1 - self.held_out))
 
-    def _windows(self, begin: int, end: int) -> Windows:
+    def _windows(self, begin: int, end: int) -> TensorBatches:
         if end - begin <= self.context_length:
             raise ConfigError(
                 "task.context_length",
@@ -83,29 +84,6 @@ class Text(Task):
                 f"no window of that length fits into {end - begin} bytes (task.held_out={self.held_out})",
                 "set a smaller one",
             )
-        return Windows(self._text[begin:end], self.context_length)
-
-
-class Windows(Dataset[Any]):
-    """Consecutive windows of a token sequence, each with the same window one token later as its targets.
-
-    Args:
-        tokens: of shape [length], any integer type; not copied.
-        context_length: tokens per window.
-    """
-
-    def __init__(self, tokens: Tensor, context_length: int) -> None:
-        # a view: the windows share the memory of the tokens, and each shares one token with the next
-        self._rows = tokens.unfold(0, context_length + 1, context_length)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        row = self._rows[index].long()
-        return row[:-1], row[1:]
-
-    def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """See `BatchDataset`: two int64 tensors [n, context_length]."""
-        rows = torch.index_select(self._rows, 0, indices).long()
-        return rows[:, :-1], rows[:, 1:]
+        # a view: the windows share the memory of the text, and each shares one byte with the next
+        rows = self._text[begin:end].unfold(0, self.context_length + 1, self.context_length)
+        return TensorBatches(rows[:, :-1], rows[:, 1:])

@@ -25,9 +25,9 @@ from hpctrain.files import read_json
 from hpctrain.phrases import counted, listed
 
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-ABOUT = "tokens.json"
+INFO_FILE = "tokens.json"
 """The file that describes a folder's token files: ``vocab_size``, ``dtype`` and their origin."""
-ENDS = ".ends"
+ENDS_SUFFIX = ".ends"
 """Follows the name of a token file in that of the file with the ends of its documents."""
 
 
@@ -66,9 +66,11 @@ class TokenFile:
             return cls(path, array.dtype, len(array), int(array.offset))
         if dtype is None:
             problem = f"it is unknown whether {path} holds uint16 or uint32"
-            raise ConfigError("task.dtype", None, problem, f"set task.dtype=uint16, or add it to {ABOUT} in its folder")
-        length, rest = divmod(path.stat().st_size, DTYPES[dtype].itemsize)
-        if rest:
+            raise ConfigError(
+                "task.dtype", None, problem, f"set task.dtype=uint16, or add it to {INFO_FILE} in its folder"
+            )
+        length, remainder = divmod(path.stat().st_size, DTYPES[dtype].itemsize)
+        if remainder:
             problem = f"the {path.stat().st_size} bytes of {path} are not a whole number of tokens"
             raise ConfigError("task.dtype", dtype, problem, "check the type, and whether the file is complete")
         return cls(path, DTYPES[dtype], length)
@@ -79,10 +81,10 @@ class TokenFile:
         return np.asarray(mapped)  # its slices are plain arrays, which are faster to make than memmaps
 
 
-def about(folder: Path) -> dict[str, Any]:
+def read_info(folder: Path) -> dict[str, Any]:
     """The contents of ``tokens.json``; empty if there is none."""
     try:
-        return read_json(folder / ABOUT)
+        return read_json(folder / INFO_FILE)
     except FileNotFoundError:
         return {}
 
@@ -103,8 +105,8 @@ def find_token_files(key: str, folder: Path, pattern: str, dtype: str | None) ->
         raise ConfigError("task.data", folder, "is not a folder", "name the folder that holds the token files")
     paths = sorted(path for path in folder.glob(pattern) if path.suffix in (".bin", ".npy"))
     if not paths:
-        others = listed(sorted(path.name for path in folder.iterdir())) or "nothing"
-        problem = f"no .bin or .npy file of that name in {folder}, which holds {others}"
+        contents = listed(sorted(path.name for path in folder.iterdir())) or "nothing"
+        problem = f"no .bin or .npy file of that name in {folder}, which holds {contents}"
         raise ConfigError(key, pattern, problem, "make it with python -m hpctrain.tasks.make_tokens, or fix the name")
     return [TokenFile.of(path, dtype) for path in paths]
 
@@ -243,8 +245,10 @@ def document_ends(file: TokenFile, end_of_text: int | None) -> IntArray:
     else:
         tokens = file.open()
         starts = range(0, file.length, _SCANNED_TOKENS)
-        found = [begin + 1 + np.flatnonzero(tokens[begin : begin + _SCANNED_TOKENS] == end_of_text) for begin in starts]
-        ends = np.concatenate(found)
+        ends_by_chunk = [
+            begin + 1 + np.flatnonzero(tokens[begin : begin + _SCANNED_TOKENS] == end_of_text) for begin in starts
+        ]
+        ends = np.concatenate(ends_by_chunk)
     if not len(ends) or ends[-1] != file.length:
         ends = np.append(ends, file.length)
     return ends
@@ -252,11 +256,13 @@ def document_ends(file: TokenFile, end_of_text: int | None) -> IntArray:
 
 def ends_path(path: Path) -> Path:
     """The file with the ends of the documents of a token file: little-endian int64."""
-    return path.with_name(path.name + ENDS)
+    return path.with_name(path.name + ENDS_SUFFIX)
 
 
 def sequence_bounds(ends: IntArray, length: int) -> IntArray:
     """Pack documents in their order, each sequence with as many as fit; a longer document is cut into pieces.
+
+    Best-fit packing would fill sequences better, but need a table of documents, and move them far apart.
 
     Args:
         ends: from `document_ends`.
@@ -332,21 +338,21 @@ class PackedTokens(_TokenSamples):
             TaskError: a token isn't below `vocab_size`.
         """
         places = self._places(indices)
-        given = np.zeros((len(places), self._length), np.int64)
-        targets = np.full_like(given, IGNORED)
-        documents = np.empty_like(given)
+        inputs = np.zeros((len(places), self._length), np.int64)
+        targets = np.full_like(inputs, IGNORED)
+        documents = np.empty_like(inputs)
         for row, (owner, place) in enumerate(places):
             begin, end = self._bounds[owner][place : place + 2].tolist()
             ends = self._document_ends[owner]
             first, last = np.searchsorted(ends, (begin, end), side="right").tolist()
             tokens = self._tokens(owner)[begin : end + 1].astype(np.int64)
             size = end - begin
-            given[row, :size] = tokens[:size]
+            inputs[row, :size] = tokens[:size]
             targets[row, : len(tokens) - 1] = tokens[1:]
             # those of the documents that end in this sequence
             inner = ends[first:last] - begin
             targets[row, inner - 1] = IGNORED
             documents[row] = np.searchsorted(inner, np.arange(self._length), side="right")
             documents[row, size:] = documents[row, size - 1] + 1
-        self._check(given, places)
-        return torch.from_numpy(given), torch.from_numpy(targets), torch.from_numpy(documents)
+        self._check(inputs, places)
+        return torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(documents)

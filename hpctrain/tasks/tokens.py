@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,8 +17,8 @@ from torch.utils.data import Dataset
 from hpctrain.errors import ConfigError
 from hpctrain.models.gpt import GPT
 from hpctrain.tasks.task import Sums, Task
-from hpctrain.tasks.token_files import ABOUT, IGNORED, PackedTokens, TokenWindows, about, find_token_files
-from hpctrain.tasks.tokeniser import decoder
+from hpctrain.tasks.token_files import IGNORED, INFO_FILE, PackedTokens, TokenWindows, find_token_files, read_info
+from hpctrain.tasks.tokeniser import tokeniser
 
 log = logging.getLogger("hpctrain.tasks")
 
@@ -25,6 +26,7 @@ Batch: TypeAlias = tuple[Tensor, ...]
 """Tokens and targets; of packed sequences also documents. All are int64 of shape [n, context_length]."""
 
 
+@dataclass(eq=False)
 class Tokens(Task):
     """Predict the next token of memory-mapped token files (`hpctrain.tasks.token_files` describes the format).
 
@@ -46,27 +48,16 @@ class Tokens(Task):
         ConfigError: files are missing or too short, or have more different tokens than the model.
     """
 
-    def __init__(
-        self,
-        data: str,
-        train: str = "train*",
-        eval: str | None = "eval*",  # noqa: A002 - named as in the configuration
-        *,
-        dtype: str | None = None,
-        context_length: int = 1024,
-        vocab_size: int | None = None,
-        packed: bool = False,
-        end_of_text: int | None = None,
-    ) -> None:
-        self._folder = Path(data)
-        self._train = train
-        self._eval = eval
-        self._dtype = dtype
-        self._context_length = context_length
-        self._vocab_size = vocab_size
-        self._packed = packed
-        self._end_of_text = end_of_text
-        self._mean_targets = math.nan
+    data: str
+    train: str = "train*"
+    eval: str | None = "eval*"
+    _: KW_ONLY
+    dtype: str | None = None
+    context_length: int = 1024
+    vocab_size: int | None = None
+    packed: bool = False
+    end_of_text: int | None = None
+    _mean_targets: float = field(default=math.nan, init=False)
 
     def build_model(self) -> nn.Module:
         """A small GPT for these tokens.
@@ -74,22 +65,22 @@ class Tokens(Task):
         Raises:
             ConfigError: neither the configuration nor ``tokens.json`` has their number.
         """
-        size = self._vocab_size or self._about.get("vocab_size")
+        size = self.vocab_size or self._info.get("vocab_size")
         if size is None:
-            problem = f"needed, since there is no {self._folder / ABOUT}"
+            problem = f"needed, since there is no {Path(self.data) / INFO_FILE}"
             raise ConfigError("task.vocab_size", None, problem, "set it, or choose a model, such as model=gpt2")
-        return GPT(vocab_size=size, context_length=self._context_length)
+        return GPT(vocab_size=size, context_length=self.context_length)
 
     def train_dataset(self) -> Dataset[Any]:
         """See `Task`."""
-        dataset = self._dataset("task.train", self._train)
+        dataset = self._dataset("task.train", self.train)
         if isinstance(dataset, PackedTokens):
             self._mean_targets = dataset.mean_targets
         return dataset
 
     def eval_dataset(self) -> Dataset[Any] | None:
         """See `Task`."""
-        return None if self._eval is None else self._dataset("task.eval", self._eval)
+        return None if self.eval is None else self._dataset("task.eval", self.eval)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy per token, in nats.
@@ -97,16 +88,16 @@ class Tokens(Task):
         Of packed sequences it is the sum, divided by the mean number of targets of all sequences: the gradient of a
         step then doesn't depend on how its sequences are shared among ranks and micro-batches.
         """
-        given, targets, *documents = batch
-        logits = model(given, *documents).flatten(0, 1)
+        inputs, targets, *documents = batch
+        logits = model(inputs, *documents).flatten(0, 1)
         if not documents:
             return F.cross_entropy(logits, targets.flatten())
-        return F.cross_entropy(logits, targets.flatten(), reduction="sum") / (len(given) * self._mean_targets)
+        return F.cross_entropy(logits, targets.flatten(), reduction="sum") / (len(inputs) * self._mean_targets)
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Sums:
         """Cross-entropy per token, in nats."""
-        given, targets, *documents = batch
-        total = F.cross_entropy(model(given, *documents).flatten(0, 1), targets.flatten(), reduction="sum")
+        inputs, targets, *documents = batch
+        total = F.cross_entropy(model(inputs, *documents).flatten(0, 1), targets.flatten(), reduction="sum")
         return {"loss": (total, (targets != IGNORED).sum() if documents else targets.numel())}
 
     def derive(self, means: Mapping[str, float]) -> Mapping[str, float]:
@@ -122,24 +113,24 @@ class Tokens(Task):
     @cached_property
     def _decoder(self) -> Callable[[Sequence[int]], str]:
         try:
-            return decoder(str(self._about.get("tokenizer")))
+            return tokeniser(str(self._info.get("tokenizer")), end_of_text=None).decode
         except Exception as error:  # text to look at is no reason to end a training
             log.warning("tokens are shown as numbers: %s", error)
             return lambda tokens: " ".join(map(str, tokens))
 
     @cached_property
-    def _about(self) -> dict[str, Any]:
-        found = about(self._folder)
-        known = found.get("vocab_size")
-        if known is not None and self._vocab_size is not None and known > self._vocab_size:
-            problem = f"the files in {self._folder} have {known} different tokens"
-            raise ConfigError("model.vocab_size", self._vocab_size, problem, f"set model.vocab_size={known}")
-        return found
+    def _info(self) -> dict[str, Any]:
+        record = read_info(Path(self.data))
+        vocab_size = record.get("vocab_size")
+        if vocab_size is not None and self.vocab_size is not None and vocab_size > self.vocab_size:
+            problem = f"the files in {Path(self.data)} have {vocab_size} different tokens"
+            raise ConfigError("model.vocab_size", self.vocab_size, problem, f"set model.vocab_size={vocab_size}")
+        return record
 
     def _dataset(self, key: str, pattern: str) -> TokenWindows | PackedTokens:
-        dtype = self._dtype or self._about.get("dtype")
-        files = find_token_files(key, self._folder, pattern, dtype)
-        if not self._packed:
-            return TokenWindows(files, self._context_length, self._vocab_size)
-        end = self._about.get("end_of_text") if self._end_of_text is None else self._end_of_text
-        return PackedTokens(files, self._context_length, end_of_text=end, vocab_size=self._vocab_size)
+        dtype = self.dtype or self._info.get("dtype")
+        files = find_token_files(key, Path(self.data), pattern, dtype)
+        if not self.packed:
+            return TokenWindows(files, self.context_length, self.vocab_size)
+        end = self._info.get("end_of_text") if self.end_of_text is None else self.end_of_text
+        return PackedTokens(files, self.context_length, end_of_text=end, vocab_size=self.vocab_size)

@@ -133,7 +133,7 @@ def _job(run: WatchedRun) -> str:
 def _nodes(run: WatchedRun) -> str:
     attempts = run.status.attempts
     # without a job or an attempt that runs, those of the last one
-    return listed(attempts[-1].nodes, shown=2, separator=",") if attempts and attempts[-1].nodes else NOTHING
+    return listed(attempts[-1].nodes, max_names=2, separator=",") if attempts and attempts[-1].nodes else NOTHING
 
 
 def _last(run: WatchedRun, view: TableView) -> str:

@@ -46,12 +46,12 @@ def _wrap(name: str, module: nn.Module, *, compiled: bool) -> None:
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         raise ConfigError(KEY, name, "has no forward: it only holds others", f"write {name}.*")
     forward: Callable[..., Any] = module.forward
-    norms = [one for one in module.modules() if isinstance(one, nn.modules.batchnorm._NormBase)]
+    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
     if norms and compiled:
         # the compiler traces the second pass as well, and leaves out the context that keeps it from counting
         problem = "holds a batch norm, which torch.compile can't compute again without counting it twice"
         raise ConfigError(KEY, name, problem, "leave it out, or set trainer.compile=false")
-    options: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _uncounted(norms))} if norms else {}
+    options: dict[str, Any] = {"context_fn": lambda: (nullcontext(), statistics_frozen(norms))} if norms else {}
 
     def recomputed(*arguments: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -62,15 +62,15 @@ def _wrap(name: str, module: nn.Module, *, compiled: bool) -> None:
 
 
 @contextmanager
-def _uncounted(norms: Sequence[nn.modules.batchnorm._NormBase]) -> Iterator[None]:
-    """Inside the context, norms compute as usual but don't update their running statistics."""
-    kept = [(norm, norm.momentum, norm._buffers["num_batches_tracked"]) for norm in norms]
+def statistics_frozen(norms: Sequence[nn.modules.batchnorm._NormBase]) -> Iterator[None]:
+    """Context manager in which norms compute as usual but don't update their running statistics."""
+    originals = [(norm, norm.momentum, norm._buffers["num_batches_tracked"]) for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
         norm._buffers["num_batches_tracked"] = None
     try:
         yield
     finally:
-        for norm, momentum, count in kept:
+        for norm, momentum, count in originals:
             norm.momentum = momentum
             norm._buffers["num_batches_tracked"] = count

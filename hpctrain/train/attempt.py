@@ -125,13 +125,15 @@ def _train(rank: Rank, world: TrainingWorld, claim: Claim, terminal: TextIO | No
 
 def _pause_at(rank: Rank, world: World, claim: Claim) -> int | None:
     """The step after which the run pauses, as rank zero finds it in the ledger; collective."""
-    asked = rank.config.trainer.pause_at_step
-    if asked is None:
+    pause_at_step = rank.config.trainer.pause_at_step
+    if pause_at_step is None:
         return None
-    found: int | None = world.broadcast(next_pause(claim.ledger.attempts(), asked) if world.is_rank_zero else None)
-    if found is None:
-        log.info("already paused at trainer.pause_at_step=%d; continuing", asked)
-    return found
+    step: int | None = world.broadcast(
+        next_pause(claim.ledger.attempts(), pause_at_step) if world.is_rank_zero else None
+    )
+    if step is None:
+        log.info("already paused at trainer.pause_at_step=%d; continuing", pause_at_step)
+    return step
 
 
 def _meet(rank: Rank) -> Store | None:
@@ -172,6 +174,7 @@ def _join(rank: Rank, store: Store | None) -> TrainingWorld:
 
 def _record_start(rank: Rank, attempt: AttemptContext, running: Loop) -> None:
     """Record the start in the ledger, and start the processes that send the run to services; on rank zero."""
+    # not before the checkpoint is restored: until then the rank has no step to report
     rank.running = running
     if attempt.hosts is None:
         return
@@ -298,7 +301,8 @@ def train(
     training = build(config, world, resumes=resumes, stop=attempt.stopping.request, bar=attempt.bar)
     if training.evaluation is None:
         _refuse_without_evaluation(training)
-    flops_per_sample = _counted_flops(attempt.directory, world)
+    earlier = last_bottleneck(attempt.directory) if world.is_rank_zero else None
+    flops_per_sample = None if earlier is None else earlier.flops_per_sample
     loop, loader = _resume(training, attempt, flops_per_sample)
     started(loop)
     if attempt.hosts is not None:
@@ -349,7 +353,9 @@ def _resume(training: Training, attempt: AttemptContext, flops_per_sample: float
 def _run(loop: Loop, loader: TrainLoader, attempt: AttemptContext) -> bool:
     """Run the steps that remain, and save the last one; return whether the run is complete; collective."""
     training, saver = loop.training, loop.checkpointing.saver
-    if not loop.start(try_out=_is_new_or_changed(loop.start_point, attempt.directory, training.world)):
+    # in a new run, and in one that resumes with another configuration
+    try_out = loop.step == 0 or bool(training.world.broadcast(attempt.directory.config_before.exists()))
+    if not loop.start(try_out=try_out):
         saver.finish()
         return False
     # the evaluation may have taken long as well
@@ -377,17 +383,6 @@ def _refuse_without_evaluation(training: Training) -> None:
             remedy = "choose another schedule, such as cosine"
             raise ConfigError(rate.key, "plateau", why, remedy)
     training.callbacks.require_evaluation(why, warns=training.world.is_rank_zero)
-
-
-def _counted_flops(directory: RunDirectory, world: TrainingWorld) -> float | None:
-    """Return the FLOPs per sample that an earlier attempt counted, on rank zero; otherwise None."""
-    before = last_bottleneck(directory) if world.is_rank_zero else None
-    return None if before is None else before.flops_per_sample
-
-
-def _is_new_or_changed(start: Start, directory: RunDirectory, world: TrainingWorld) -> bool:
-    """Whether the run is new, or resumes with another configuration; collective."""
-    return start.step == 0 or bool(world.broadcast(directory.config_before.exists()))
 
 
 def _micro_batches(

@@ -71,9 +71,9 @@ def main(arguments: list[str]) -> int:
         contextlib.redirect_stdout(sys.stderr),
     ):  # the task's own output must not mix with the result
         try:
-            found = _trial(config, int(size))
+            report = _trial(config, int(size))
         except HpctrainError as error:
-            found = {"error": str(error), "exit_code": int(error.exit_code)}
+            report = {"error": str(error), "exit_code": int(error.exit_code)}
         except Exception as error:
             if retain_if_gpu_lost(error):
                 # Python's own exit would free what the GPU has used, and die of a signal, as if memory were short
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
                 flush_output()
                 os._exit(ExitCode.FAILED)
             raise
-    print(json.dumps(found), flush=True)  # noqa: T201 - to the command that started this process
+    print(json.dumps(report), flush=True)  # noqa: T201 - to the command that started this process
     if has_lost_gpu():
         os._exit(0)
     return 0
@@ -94,22 +94,22 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
         torch.set_num_threads(threads)
     set_determinism(config.trainer.deterministic, cudnn_benchmark=config.trainer.cudnn_benchmark)
     cluster = config.cluster
-    each = None if config.parallel.kind == "data_parallel" else cluster.gpus_per_process
-    devices = choose_devices(environment, each, use_gpu=cluster.gpus_per_node != 0)
+    gpus_per_process = None if config.parallel.kind == "data_parallel" else cluster.gpus_per_process
+    devices = choose_devices(environment, gpus_per_process, use_gpu=cluster.gpus_per_node != 0)
     if devices[0].type == "cpu":
         refuse_without_gpu(config, "run fit-batch where the GPUs are")
     world = _world(config, devices)
-    found: dict[str, Any] = {"device": str(devices[0]), "limit_bytes": _limit_bytes(world), "fits": False}
+    report: dict[str, Any] = {"device": str(devices[0]), "limit_bytes": _limit_bytes(world), "fits": False}
     try:
-        found |= _steps(config, world, size)
+        report |= _steps(config, world, size)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        found["message"] = str(error).strip().splitlines()[0] if str(error) else "out of memory"
+        report["message"] = str(error).strip().splitlines()[0] if str(error) else "out of memory"
     else:
-        found["fits"] = True
-    found["peak_bytes"] = _peak_bytes(world)
-    return found
+        report["fits"] = True
+    report["peak_bytes"] = _peak_bytes(world)
+    return report
 
 
 def _world(config: Config, devices: tuple[torch.device, ...]) -> TrainingWorld:
@@ -150,19 +150,19 @@ def trial_config(config: Config, size: int, steps: int) -> Config:
 
 
 def _steps(config: Config, world: TrainingWorld, size: int) -> dict[str, Any]:
-    period = math.lcm(*(each.every_steps for each in named_optimizers(config.optimizer)))
+    period = math.lcm(*(optimizer.every_steps for optimizer in named_optimizers(config.optimizer)))
     config = trial_config(config, size, STEPS * period)
     hook = None if world.mesh is None else _make_finite
     training = build(config, world, only_trains=True, after_backward=hook)
     # the most memory is needed once everything is unfrozen, in steps of all turns
     training.step.prepare(sys.maxsize)
     samples = training.data.plan.num_samples
-    begin = time.perf_counter()
+    begin, position = time.perf_counter(), training.position
     with closing_unless_lost(training.data.loader(0).micro_batches(training.data.transfer)) as micro_batches:
         for step in range(period - 1, STEPS * period, period):
             begin = time.perf_counter()
             training.step(step, micro_batches)
-            training.position.step = step + 1
+            position.step = step + 1
         training.meter.means()
     rate = config.trainer.global_batch_size / (time.perf_counter() - begin)
     return {"num_samples": samples, "samples_per_s": rate, "model_bytes": asdict(training.model_memory())}

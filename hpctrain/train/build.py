@@ -44,8 +44,8 @@ from hpctrain.train.precision import (
     compute_in,
     dtype_of,
     order_channels_last,
-    poor_fit,
     set_fp32_precision,
+    slow_precision_reason,
 )
 from hpctrain.train.rank_comparison import SAME_MODEL, require_same_model
 
@@ -63,23 +63,23 @@ def locate(key: str, target: str) -> Any:
     Raises:
         ConfigError: the module or the name in it doesn't exist; an error inside the module passes through.
     """
-    if (own := find_own(target)) is not None:
-        return own
+    if (maker := find_own(target)) is not None:
+        return maker
     parts = target.split(".")
     for split in range(len(parts) - 1, 0, -1):
         name = ".".join(parts[:split])
         try:
-            found: Any = importlib.import_module(name)
+            symbol: Any = importlib.import_module(name)
         except ModuleNotFoundError as error:
             # if this module is missing, the rest of the path may be attributes; else one of its own imports failed
             if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
                 continue
             raise
         for attribute in parts[split:]:
-            if not hasattr(found, attribute):
+            if not hasattr(symbol, attribute):
                 raise ConfigError(f"{key}._target_", target, f"{name} has no {attribute}", "check the spelling")
-            found = getattr(found, attribute)
-        return found
+            symbol = getattr(symbol, attribute)
+        return symbol
     raise ConfigError(f"{key}._target_", target, f"no module named {parts[0]}", "check the spelling, or install it")
 
 
@@ -136,9 +136,9 @@ def build_model(node: Mapping[str, Any], task: Task) -> nn.Module:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if lazy := [name for name, tensor in tensors.items() if is_lazy(tensor)]:
         raise TaskError(
-            f"{listed(lazy, shown=4)} {'has' if len(lazy) == 1 else 'have'} no shape before the first forward pass, as "
-            "in nn.LazyLinear: run one in build_model, with inputs such as torch.zeros(1, 3, 224, 224), before "
-            "returning the model"
+            f"{listed(lazy, max_names=4)} {'has' if len(lazy) == 1 else 'have'} no shape before the first forward "
+            "pass, as in nn.LazyLinear: run one in build_model, with inputs such as torch.zeros(1, 3, 224, 224), "
+            "before returning the model"
         )
     return model
 
@@ -165,6 +165,8 @@ class Network:
 def build_network(config: Config, task: Task, world: TrainingWorld, *, resumes: bool = False) -> Network:
     """Build the model, put it on its devices and in its precision, and choose its replica; collective.
 
+    The choice isn't made in `hpctrain.parallel`: building needs checkpoints, tasks and data, which lie above it.
+
     Args:
         config: of the run.
         task: makes the model if the configuration has none, and places it if a process has several devices.
@@ -174,7 +176,7 @@ def build_network(config: Config, task: Task, world: TrainingWorld, *, resumes: 
     """
     formats = config.precision.formats
     set_fp32_precision(formats)
-    if world.is_rank_zero and (remark := poor_fit(formats, world.device)):
+    if world.is_rank_zero and (remark := slow_precision_reason(formats, world.device)):
         log.warning(remark)
     if world.mesh is not None:
         return _build_shared(config, task, world, world.mesh, resumes=resumes)
@@ -234,7 +236,7 @@ def _build_shared(config: Config, task: Task, world: TrainingWorld, mesh: Mesh, 
     stages = _divide_model(model, task, config, mesh, world)
     _begin_training(model, world)
     if (dtype := dtype_of(formats.model)) is not None:
-        compute_in(dtype, model, given=torch.float32)
+        compute_in(dtype, model, outer_dtype=torch.float32)
     if trainer.activation_checkpointing:
         recomputed = checkpoint_activations(model, trainer.activation_checkpointing, compiled=trainer.compile)
         if stages is not None:
@@ -304,7 +306,9 @@ def _shapes_of(batch: Any) -> tuple[tuple[int, ...], ...]:
 def _restored_later(config: Config, model: nn.Module) -> set[int]:
     """Return the ids of what a checkpoint contains, and needs no initial values; the same ones on every rank."""
     # the constructor of a user's own optimizer may copy the initial values
-    if not all(named.node["_target_"].startswith("torch.optim.") for named in named_optimizers(config.optimizer)):
+    if not all(
+        optimizer.node["_target_"].startswith("torch.optim.") for optimizer in named_optimizers(config.optimizer)
+    ):
         return set()
     # only the tensors themselves: a hook may save something else in their place
     return {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
@@ -331,13 +335,13 @@ def _in_precision(
     """Return the module for forward passes, and the link to its fp32 weights if these are separate."""
     if (dtype := dtype_of(formats.model)) is not None:
         module.to(dtype)
-        compute_in(dtype, module, given=torch.float32)
+        compute_in(dtype, module, outer_dtype=torch.float32)
     if (half := dtype_of(formats.copy)) is None:
         return module, None
     # DDP broadcasts only the copy's weights, and the fp32 ones have to be equal on all ranks, too
     broadcast_tensors([*module.parameters(), *module.buffers()], world)
     master = MasterWeights(module, half)
-    compute_in(half, master.copy, given=torch.float32)
+    compute_in(half, master.copy, outer_dtype=torch.float32)
     return master.copy, master
 
 
@@ -354,23 +358,25 @@ def check_class(kind: type[Task], target: str, losses: Sequence[str]) -> None:
     """
     for method in sorted(kind.__abstractmethods__):
         raise missing_method_error(target, method)
-    known = called_methods(losses)
-    own = [one for one in kind.__mro__ if issubclass(one, Task) and one is not Task]
-    methods = {name: value for one in own for name, value in vars(one).items() if isinstance(value, FunctionType)}
-    for name, arguments in known.items():
+    calls = called_methods(losses)
+    task_classes = [base for base in kind.__mro__ if issubclass(base, Task) and base is not Task]
+    methods = {
+        name: value for base in task_classes for name, value in vars(base).items() if isinstance(value, FunctionType)
+    }
+    for name, arguments in calls.items():
         if name in methods and isinstance(method := inspect.getattr_static(kind, name), FunctionType):
             try:
                 # the decorator's own signature: it may pass the method more arguments than it gets
                 inspect.signature(method, follow_wrapped=False).bind("self", *arguments)
             except TypeError as error:
                 raise call_mismatch_error("task", target, name, arguments, str(error)) from None
-    for line in warnings_about(target, methods, known.keys() | set(_mentioned_in_class(kind))):
+    for line in warnings_about(target, methods, calls.keys() | set(_mentioned_in_class(kind))):
         log.warning("%s", line)
 
 
 def _mentioned_in_class(kind: type[Task]) -> Iterator[str]:
-    for one in kind.__mro__:
-        for value in () if one is Task else vars(one).values():
+    for base in kind.__mro__:
+        for value in () if base is Task else vars(base).values():
             for function in _functions(value):
                 yield from _mentioned(function.__code__)
 

@@ -30,7 +30,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a schedule may need to know of its run.
+    """Length of a run, and the metric that judges it, as schedules need them.
 
     Attributes:
         total_steps: the last step of the run.
@@ -116,14 +116,14 @@ def _custom(
     target = node["_target_"]
     maker = locate(key, target)
     try:
-        taken: Mapping[str, inspect.Parameter] = inspect.signature(maker).parameters
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(maker).parameters
     except (TypeError, ValueError):  # a function or class without a signature
-        taken = {}
+        parameters = {}
     # a scheduler is stepped once per update, and a function of the step gets steps of the run
-    every_steps = span.every_steps if "optimizer" in taken else 1
+    every_steps = span.every_steps if "optimizer" in parameters else 1
     num_updates = max(1, span.total_steps // every_steps)
     provided = {"optimizer": optimizer, "total_steps": num_updates}
-    if (epoch := _epoch_given(key, node, taken.get("steps_per_epoch"), span)) is not None:
+    if (epoch := _epoch_given(key, node, parameters.get("steps_per_epoch"), span)) is not None:
         # rounded up: OneCycleLR refuses steps after its last one
         provided["steps_per_epoch"] = math.ceil(epoch / every_steps)
     # OneCycleLR has two ways to give its length, and the configured one counts
@@ -131,28 +131,28 @@ def _custom(
         del provided["total_steps"]
     # a scheduler of torch may overwrite their rates; one that is a tensor is changed in place
     groups = [{**group, "lr": float(group["lr"])} for group in optimizer.param_groups]
-    made = instantiate(key, {**{name: value for name, value in provided.items() if name in taken}, **node})
-    if isinstance(made, ReduceLROnPlateau):
+    schedule = instantiate(key, {**{name: value for name, value in provided.items() if name in parameters}, **node})
+    if isinstance(schedule, ReduceLROnPlateau):
         raise ConfigError(f"{key}._target_", target, *NEEDS_THE_METRIC)
-    if isinstance(made, LRScheduler):
-        if getattr(made, "optimizer", optimizer) is not optimizer:
+    if isinstance(schedule, LRScheduler):
+        if getattr(schedule, "optimizer", optimizer) is not optimizer:
             problem = "made a scheduler of another optimizer than the one that it was given"
             raise ConfigError(f"{key}._target_", target, problem, "pass on its argument optimizer")
-        if isinstance(made, OneCycleLR) and made.total_steps < num_updates:
-            problem = f"ends after {counted(made.total_steps, 'update')}, but the run has {num_updates:,}"
+        if isinstance(schedule, OneCycleLR) and schedule.total_steps < num_updates:
+            problem = f"ends after {counted(schedule.total_steps, 'update')}, but the run has {num_updates:,}"
             raise ConfigError(
                 f"{key}._target_", target, problem, "leave out its total_steps, epochs and steps_per_epoch"
             )
-        rate = TorchLearningRate(optimizer, made, groups, base_lr)
+        rate = TorchLearningRate(optimizer, schedule, groups, base_lr)
         if rate.ignores_groups:
             problem = "sets one rate for all groups, and so ignores the groups' own (lr_factor, layer_decay, lr)"
             remedy = "give its rates as lists with an item per group, in their proportions, or use schedule=one_cycle"
             raise ConfigError(f"{key}._target_", target, problem, remedy)
         return rate
-    if not callable(made):
-        problem = f"made a {type(made).__name__}, expected a function of the step, or a scheduler of torch"
+    if not callable(schedule):
+        problem = f"made a {type(schedule).__name__}, expected a function of the step, or a scheduler of torch"
         raise ConfigError(f"{key}._target_", target, problem, "return a function: step -> factor of the learning rate")
-    factor = _checked(key, target, made)
+    factor = _checked_factor(key, target, schedule)
     _try_out(factor, span.total_steps)
     return LearningRate(optimizer, factor, base_lr)
 
@@ -175,7 +175,7 @@ def _epoch_given(key: str, node: Mapping[str, Any], argument: inspect.Parameter 
     return span.steps_per_epoch
 
 
-def _checked(key: str, target: str, function: Callable[[int], Any]) -> Factor:
+def _checked_factor(key: str, target: str, function: Callable[[int], Any]) -> Factor:
     """Return the function, and have it refuse a result that isn't a finite number of at least 0."""
 
     def factor(step: int) -> float:
@@ -183,8 +183,8 @@ def _checked(key: str, target: str, function: Callable[[int], Any]) -> Factor:
         # a negative rate would climb the loss
         if isinstance(value, Real) and math.isfinite(value) and float(value) > -ROUNDING:
             return max(0.0, float(value))
-        found = value if isinstance(value, Real) else f"a {type(value).__name__}"
-        problem = f"its function returned {found} for step {step}, expected a finite number of at least 0"
+        description = value if isinstance(value, Real) else f"a {type(value).__name__}"
+        problem = f"its function returned {description} for step {step}, expected a finite number of at least 0"
         raise ConfigError(f"{key}._target_", target, problem, "return the factor of the learning rate as a float")
 
     return factor
@@ -218,11 +218,11 @@ class TorchLearningRate(LearningRate):
         super().__init__(optimizer, lambda _: 1.0, rates[0] if base_lr is None else base_lr)
         self._scheduler = scheduler
         self._fresh = copy.deepcopy(scheduler.state_dict())
-        own = [[float(group["initial_lr"]) for group in optimizer.param_groups]]
-        own += [[float(rate) for rate in getattr(scheduler, name, ())] for name in ("base_lrs", "max_lrs")]
-        self.overwrites = any(chosen and chosen != rates for chosen in own)
+        scheduled_rates = [[float(group["initial_lr"]) for group in optimizer.param_groups]]
+        scheduled_rates += [[float(rate) for rate in getattr(scheduler, name, ())] for name in ("base_lrs", "max_lrs")]
+        self.overwrites = any(chosen and chosen != rates for chosen in scheduled_rates)
         differ = len(set(rates)) > 1
-        self.ignores_groups = differ and any(chosen and not _proportional(chosen, rates) for chosen in own)
+        self.ignores_groups = differ and any(chosen and not _proportional(chosen, rates) for chosen in scheduled_rates)
         self._base_rates = rates
         self._options = [
             {name: copy.deepcopy(value) for name, value in group.items() if name not in before}
@@ -289,15 +289,19 @@ class TorchLearningRate(LearningRate):
 def _proportional(rates: Sequence[float], expected: Sequence[float]) -> bool:
     pairs = zip(rates, expected, strict=False)
     return len(rates) == len(expected) and all(
-        math.isclose(rate * expected[0], rates[0] * other, rel_tol=1e-6) for rate, other in pairs
+        math.isclose(rate * expected[0], rates[0] * reference, rel_tol=1e-6) for rate, reference in pairs
     )
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
-    return bool(one == other)
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and torch.equal(first, second)
+    if isinstance(first, list | tuple):
+        return type(first) is type(second) and len(first) == len(second) and all(map(_same, first, second))
+    if isinstance(first, dict):
+        return (
+            isinstance(second, dict)
+            and first.keys() == second.keys()
+            and all(_same(first[k], second[k]) for k in first)
+        )
+    return bool(first == second)

@@ -76,7 +76,7 @@ class StepBuilder:
         """
         losses = _by_loss(optimizers)
         turns = [
-            self._turn(method, group, group[0].named.name if len(losses) > 1 else "", after_backward)
+            self._turn(method, group, group[0].settings.name if len(losses) > 1 else "", after_backward)
             for method, group in losses.items()
         ]
         _require_own_rates(optimizers, [update for turn in turns for update in turn.update.updates], self.config)
@@ -95,11 +95,11 @@ class StepBuilder:
         name: str,
         after_backward: Callable[[JointUpdate], None] | None,
     ) -> Turn:
-        config, world, network, named = self.config, self.world, self.network, optimizers[0].named
-        if not named.name and not callable(self.task.loss):
+        config, world, network, settings = self.config, self.world, self.network, optimizers[0].settings
+        if not settings.name and not callable(self.task.loss):
             raise missing_method_error(config.task["_target_"], function)
         if not callable(getattr(self.task, function, None)):
-            raise TaskError(f"{type(self.task).__name__} has no method {function}, which {named.key}.loss names")
+            raise TaskError(f"{type(self.task).__name__} has no method {function}, which {settings.key}.loss names")
         replica = network.replica
         loss = Loss(
             self.task,
@@ -111,7 +111,7 @@ class StepBuilder:
             name,
             replica.divides_results,
         )
-        module = TrainedModule(network.model, _trained_from(network, optimizers, self.span), replica)
+        module = TrainedModule(network.model, _trained_parameters(network, optimizers, self.span), replica)
         on_host = config.parallel.cpu_offload
         scaler = gradient_scaler(config.precision, world.device, is_mixed=replica.is_mixed, on_host=on_host)
         updates = [self._update(optimizer, scaler) for optimizer in optimizers]
@@ -119,26 +119,26 @@ class StepBuilder:
             _require_parameters(updates)
         update = JointUpdate(updates, self.meter, scaler=scaler, master=network.master, after_backward=after_backward)
         gradients = GradientCheck(loss.method, module, update, config.parallel, world.share)
-        return Turn(loss, module, update, gradients, task_state=self.task_state, every_steps=named.every_steps)
+        return Turn(loss, module, update, gradients, task_state=self.task_state, every_steps=settings.every_steps)
 
     def _update(self, built: BuiltOptimizer, scaler: torch.amp.GradScaler | None) -> Update:
-        named, optimizer = built.named, built.optimizer
-        if named.schedule is None:
+        settings, optimizer = built.settings, built.optimizer
+        if settings.schedule is None:
             schedule, key = self.config.schedule, "schedule"
         else:
-            key = f"{named.key}.schedule"
-            schedule = schedule_of(key, named.schedule)
-        span = dataclasses.replace(self.span, every_steps=named.every_steps)
+            key = f"{settings.key}.schedule"
+            schedule = schedule_of(key, settings.schedule)
+        span = dataclasses.replace(self.span, every_steps=settings.every_steps)
         rate = build_learning_rate(key, schedule, optimizer, span, base_lr=built.base_lr)
-        clipping = Clipping.configured(_bounds(self.config.trainer, built), optimizer, self.network.replica)
+        clipping = Clipping.configured(_clipping_options(self.config.trainer, built), optimizer, self.network.replica)
         return Update(
             optimizer,
             rate,
-            name=named.name,
+            name=settings.name,
             clipping=clipping,
             scaler=scaler,
-            every_steps=named.every_steps,
-            state_check=StateCheck(optimizer, rate, name=named.name, warns=self.world.is_rank_zero),
+            every_steps=settings.every_steps,
+            state_check=StateCheck(optimizer, rate, name=settings.name, warns=self.world.is_rank_zero),
         )
 
     def _ema(self, optimizers: Sequence[BuiltOptimizer]) -> Ema | None:
@@ -151,17 +151,17 @@ class StepBuilder:
 
 def loss_names(optimizers: Sequence[BuiltOptimizer]) -> list[str]:
     """Return the names under which the losses of the turns of every step are logged."""
-    losses = [group[0].named for group in _by_loss(optimizers).values()]
+    losses = [group[0].settings for group in _by_loss(optimizers).values()]
     if len(losses) == 1:
         return ["train/loss"]
-    return [f"train/loss/{named.name}" for named in losses if named.every_steps == 1]
+    return [f"train/loss/{settings.name}" for settings in losses if settings.every_steps == 1]
 
 
 def _by_loss(optimizers: Sequence[BuiltOptimizer]) -> dict[str, list[BuiltOptimizer]]:
     """Return the optimizers that step for each loss, by the task's method, in the configuration's order."""
     losses: dict[str, list[BuiltOptimizer]] = {}
     for built in optimizers:
-        losses.setdefault(built.named.loss, []).append(built)
+        losses.setdefault(built.settings.loss, []).append(built)
     return losses
 
 
@@ -182,22 +182,24 @@ def _require_parameters(updates: Sequence[Update]) -> None:
 
 def _require_own_rates(optimizers: Sequence[BuiltOptimizer], updates: Sequence[Update], config: Config) -> None:
     """Refuse named optimizers with rates of their own if the run's schedule sets the same rates for all of them."""
-    sharing = {built.named.name: built for built in optimizers if built.named.schedule is None}
+    sharing = {built.settings.name: built for built in optimizers if built.settings.schedule is None}
     overwritten = [update.name for update in updates if update.name in sharing and update.learning_rate.overwrites]
     if len({sharing[name].base_lr for name in overwritten}) > 1:
-        key = f"{sharing[overwritten[0]].named.key}.schedule"
+        key = f"{sharing[overwritten[0]].settings.key}.schedule"
         target = config.schedule["_target_"] if isinstance(config.schedule, Mapping) else None
         problem = "sets the same rates for all optimizers, and so ignores their own"
         raise ConfigError("schedule._target_", target, problem, f"give each optimizer a schedule of its own: {key}")
 
 
-def _bounds(trainer: Trainer, built: BuiltOptimizer) -> Trainer:
+def _clipping_options(trainer: Trainer, built: BuiltOptimizer) -> Trainer:
     """Return the run's configuration with the optimizer's own bounds of gradients."""
-    own = {key: getattr(built.named, key) for key in ("clip_grad_norm", "clip_grad_value")}
-    return dataclasses.replace(trainer, **{key: bound for key, bound in own.items() if bound is not None})
+    bounds = {key: getattr(built.settings, key) for key in ("clip_grad_norm", "clip_grad_value")}
+    return dataclasses.replace(trainer, **{key: bound for key, bound in bounds.items() if bound is not None})
 
 
-def _trained_from(network: Network, optimizers: Sequence[BuiltOptimizer], span: Span) -> list[tuple[nn.Parameter, int]]:
+def _trained_parameters(
+    network: Network, optimizers: Sequence[BuiltOptimizer], span: Span
+) -> list[tuple[nn.Parameter, int]]:
     """Return the parameters that a turn trains, as the computing model has them, each with its first step.
 
     Raises:
@@ -205,18 +207,18 @@ def _trained_from(network: Network, optimizers: Sequence[BuiltOptimizer], span: 
     """
     computing = ModelNames(network.model).parameters if network.master is not None else {}
     trained_from = [
-        (computing.get(name, parameter), _since(group, span))
+        (computing.get(name, parameter), _unfreeze_step(group, span))
         for built in optimizers
         for group in built.groups
         if not group.frozen
         for name, parameter in group.parameters.items()
     ]
     if all(step for _, step in trained_from):
-        raise _all_frozen([group for built in optimizers for group in built.groups])
+        raise _all_frozen_error([group for built in optimizers for group in built.groups])
     return trained_from
 
 
-def _since(group: ParameterGroup, span: Span) -> int:
+def _unfreeze_step(group: ParameterGroup, span: Span) -> int:
     entry = group.entry
     if entry is None:
         return 0
@@ -226,7 +228,7 @@ def _since(group: ParameterGroup, span: Span) -> int:
     return entry.unfreeze_at_step or 0
 
 
-def _all_frozen(groups: Sequence[ParameterGroup]) -> ConfigError:
+def _all_frozen_error(groups: Sequence[ParameterGroup]) -> ConfigError:
     entry = next(group.entry for group in groups if group.entry is not None and not group.frozen)
     name = "unfreeze_at_step" if entry.unfreeze_at_step is not None else "unfreeze_at_epoch"
     problem = "until then, all parameters are frozen"

@@ -39,7 +39,7 @@ from hpctrain.parallel.trial_pass import buffers_and_rng_restored
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.build import instantiate
 from hpctrain.train.evaluation import evaluating
-from hpctrain.train.task_log import meter_of
+from hpctrain.train.task_log import build_meter
 from hpctrain.train.update import JointUpdate
 
 if TYPE_CHECKING:
@@ -94,6 +94,10 @@ class RunningTraining(WatchedTraining):
         )
         self._training = training
         self._plain_names = PlainNames(training.module)
+
+    def begin_update(self, update: JointUpdate) -> None:
+        """Show callbacks the gradients of this update, before it is made."""
+        self.update = update
 
     @property
     def loss_scale(self) -> float:
@@ -157,7 +161,7 @@ class Callbacks(Stateful):
     def __init__(self, callbacks: Mapping[str, Callback]) -> None:
         self._callbacks = callbacks
         self._training: RunningTraining | None = None
-        self.hooks: Mapping[str, Hooks] = {name: self._overridden(name) for name in HOOKS}
+        self.hooks: Mapping[str, Hooks] = {name: self._overridden_hooks(name) for name in HOOKS}
 
     def judged_metrics(self) -> dict[str, str | None]:
         """The metrics by which callbacks end the run, by their keys; None for the run's. To ask before `on_start`."""
@@ -182,7 +186,7 @@ class Callbacks(Stateful):
             if warns:
                 log.warning("callbacks.%s: its after_evaluation is never called: %s", name, why_none)
 
-    def _overridden(self, hook: str) -> Hooks:
+    def _overridden_hooks(self, hook: str) -> Hooks:
         return tuple(
             Hook(name, getattr(callback, hook))
             for name, callback in self._callbacks.items()
@@ -231,7 +235,7 @@ class Callbacks(Stateful):
 
     def _run_after_backward(self, meter: Meter, update: JointUpdate) -> None:
         assert self._training is not None
-        self._training.update = update
+        self._training.begin_update(update)
         self.run(self.hooks["after_backward"], meter, computing=True)
 
     def run_after_evaluation(self, world: TrainingWorld, means: Mapping[str, float]) -> dict[str, float]:
@@ -241,7 +245,7 @@ class Callbacks(Stateful):
             world: the ranks.
             means: of the evaluation, by logged name.
         """
-        metrics, meter = {name.removeprefix(EVAL_PREFIX): means[name] for name in means}, meter_of(world)
+        metrics, meter = {name.removeprefix(EVAL_PREFIX): means[name] for name in means}, build_meter(world)
         assert self._training is not None
         with self._training.own_log.evaluation_mode():
             _call(self.hooks["after_evaluation"], self._training, meter, metrics)
@@ -293,18 +297,18 @@ def build_callbacks(nodes: Mapping[str, Any]) -> Callbacks:
 
 
 def _build(key: str, node: Mapping[str, Any]) -> Callback:
-    made, target = instantiate(key, node), node["_target_"]
-    if not isinstance(made, Callback):
+    callback, target = instantiate(key, node), node["_target_"]
+    if not isinstance(callback, Callback):
         raise not_a_callback(key, target)
-    for name in dir(type(made)):
+    for name in dir(type(callback)):
         if (error := unknown_hook_error(key, target, name)) is not None:
             raise error
-    defined = [name for name in STATE_METHODS if _overrides(made, name)]
+    defined = [name for name in STATE_METHODS if _overrides(callback, name)]
     if (error := incomplete_state_error(key, target, defined)) is not None:
         raise error
     for hook in HOOKS:
-        _require_callable(key, target, made, hook)
-    return made
+        _require_callable(key, target, callback, hook)
+    return callback
 
 
 def _require_callable(key: str, target: str, callback: Callback, hook: str) -> None:
@@ -334,10 +338,10 @@ def _call(hooks: Hooks, training: RunningTraining, meter: Meter | None, *means: 
         meter: None where nothing may be logged.
         means: of the evaluation, whose names are taken; none for other hooks.
     """
-    taken = means[0] if means else ()
+    reserved_names = means[0] if means else ()
     for hook in hooks:
         training.callback_name = hook.callback
         with training.own_log.in_callback(hook.callback):
             hook.call(training, *means)
             if meter is not None:
-                training.own_log.add_to_meter(meter, 1, taken)
+                training.own_log.add_to_meter(meter, 1, reserved_names)

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from torch import nn
@@ -41,7 +41,7 @@ log = logging.getLogger("hpctrain.train")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where an attempt starts.
+    """Start of an attempt: in a new run, or after a checkpoint.
 
     Attributes:
         step: completed steps; 0 in a new run.
@@ -54,52 +54,39 @@ class Start:
     resumed_world_size: int | None = None
 
 
+@dataclass(eq=False)
 class Checkpointing:
     """Saves the state of a training, and restores it from the newest intact checkpoint.
 
-    Args:
+    Attributes:
         training: is saved and restored.
         directory: of the run.
         saver: writes the checkpoints.
         agreement: the ranks agree by it to stop while a save waits for another one.
         claim: of this attempt.
         clock: monotonic seconds.
-
-    Attributes:
         best_step: the step of the last evaluation that was among the best; a save follows it.
-        clock: as given.
         copied_step: the step of the last checkpoint that was copied, even if it is still being written.
-        saver: as given.
         due_at_s: when the next save is due by rank zero's clock; infinite if none is, and on the other ranks.
     """
 
-    def __init__(
-        self,
-        training: Training,
-        directory: RunDirectory,
-        saver: CheckpointSaver,
-        *,
-        agreement: Agreement,
-        claim: Claim,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.best_step: int | None = None
-        self.copied_step: int | None = None
-        self._training = training
-        self._config = training.config
-        self._world = training.world
-        self._directory = directory
-        self._claim = claim
-        self.clock = clock
-        self.saver = saver
-        self._agreement = agreement
-        self._keeps_best = bool(training.checkpoint_policy.keep_best)
-        self._best = Best.configured(
-            training.config.checkpoint, training.task.metric, training.task.metric_mode, directory
-        )
-        self._weights = Weights(training)
-        self._state = training_state(training, self._best, self._weights)
-        self.due_at_s = math.inf
+    training: Training
+    directory: RunDirectory
+    saver: CheckpointSaver
+    _: KW_ONLY
+    agreement: Agreement
+    claim: Claim
+    clock: Callable[[], float] = time.monotonic
+    best_step: int | None = field(default=None, init=False)
+    copied_step: int | None = field(default=None, init=False)
+    due_at_s: float = field(default=math.inf, init=False)
+
+    def __post_init__(self) -> None:
+        self._world = self.training.world
+        policy, task = self.training.config.checkpoint, self.training.task
+        self._best = Best.configured(policy, task.metric, task.metric_mode, self.directory)
+        self._weights = Weights(self.training)
+        self._state = training_state(self.training, self._best, self._weights)
 
     def resume(self, show: ShowRead | None = None) -> Start:
         """Restore the newest intact checkpoint, if there is one; collective.
@@ -113,28 +100,28 @@ class Checkpointing:
             TaskError: the task's state can't be saved.
         """
         if self._world.is_rank_zero:
-            self._claim.require_ownership()
-        checkpoint = load_newest(self._directory, self._world, show)
-        if checkpoint is None and self._training.resumes:
+            self.claim.require_ownership()
+        checkpoint = load_newest(self.directory, self._world, show)
+        if checkpoint is None and self.training.resumes:
             raise CheckpointError(
-                f"{self._directory.checkpoints} had checkpoints when this attempt started, and has none any more: put "
+                f"{self.directory.checkpoints} had checkpoints when this attempt started, and has none any more: put "
                 "one back, or start a new run"
             )
         # a state that can't be saved is an error now, and not at the first save
-        self._training.task_state.check()
-        self._training.callbacks.check()
+        self.training.task_state.check()
+        self.training.callbacks.check()
         if checkpoint is not None:
             if self._world.is_rank_zero:
-                quarantine(checkpoint.passed_over, self._claim)
-                if checkpoint.step < recorded_step(self._directory):
-                    folder = copy_records_aside(self._directory, self._claim.attempt)
+                quarantine(checkpoint.passed_over, self.claim)
+                if checkpoint.step < recorded_step(self.directory):
+                    folder = copy_records_aside(self.directory, self.claim.attempt)
                     log.warning("the metrics after step %d are dropped; %s has a copy", checkpoint.step, folder)
             self._restore(checkpoint)
         step = 0 if checkpoint is None else checkpoint.step
         # building and trying out the replicas draws from the random streams that were just restored
         with nullcontext() if checkpoint is None else random_states_restored(self._world.gpus):
-            self._training.step.prepare(step)
-        average = {} if self._training.ema is None else self._training.ema.state()
+            self.training.step.prepare(step)
+        average = {} if self.training.ema is None else self.training.ema.state()
         self.saver.lock_ahead(self._live_state(step, **self._weights.state(), **average))
         if checkpoint is not None and self._world.is_rank_zero:
             self.saver.retain_in_background(checkpoint.step)
@@ -162,21 +149,19 @@ class Checkpointing:
         Raises:
             ConfigError: the metric that ranks the best checkpoints isn't among them.
         """
-        for update in self._training.step.updates:
+        for update in self.training.step.updates:
             update.learning_rate.after_evaluation(step, means)
         among_the_best = self._best is not None and self._best.update(step, means)
         if self._world.is_rank_zero:
             self._write_evaluation(step, means)
-        if self._keeps_best and self._world.broadcast(among_the_best):
-            # saved at once: with saves by time, no checkpoint would have these weights. Not every evaluation is saved,
-            # since most aren't among the best.
+        if self.training.checkpoint_policy.keep_best and self._world.broadcast(among_the_best):
             self.best_step = step
 
     def _write_evaluation(self, step: int, means: Mapping[str, float]) -> None:
         top = None if self._best is None else self._best.top
         best, best_step = (None, None) if top is None else (top.score, top.step)
         record = EvaluationRecord(step=step, means=means, best=best, best_step=best_step)
-        record.write(self._directory.attempt(self._claim.attempt))
+        record.write(self.directory.attempt(self.claim.attempt))
 
     def save(self, step: int, *, evaluation_due: bool, wait: bool) -> Stop | None:
         """Save the state after ``step`` steps; collective.
@@ -212,7 +197,7 @@ class Checkpointing:
             which = "it" if step == self.best_step else "the one before"
             log.info("the checkpoint of step %d waits for the one before: %s is one of the best", step, which)
         while self._world.broadcast(self.saver.busy):
-            if stop := self._agreement.stop():
+            if stop := self.agreement.stop():
                 return stop
             self.saver.wait(WAIT_S)
         return None
@@ -227,6 +212,7 @@ class Checkpointing:
         gathered = states_of(self._state, collective=True)
         saves, error = self.saver.begin()
         if saves:
+            # only on ranks that write: a callback's state_dict isn't called where its result would be dropped
             local = states_of(self._state, collective=False)
             state = self._live_state(step, **{**ABSENT, **local, **gathered}, evaluation_due=evaluation_due)
             try:
@@ -249,41 +235,34 @@ class Checkpointing:
 
     def _is_tolerable(self, error: Exception | None, step: int) -> bool:
         """Whether the run may continue without this save: not at its end, nor once another attempt owns it."""
-        warns = self._config.checkpoint.on_error == "warn"
+        warns = self.training.config.checkpoint.on_error == "warn"
         return warns and not self.is_at_end(step) and not isinstance(error, SupersededError)
 
     def is_at_end(self, step: int) -> bool:
         """Whether the run is over after this step."""
-        return step == self._training.total_steps or self._training.ending.concluded
+        return step == self.training.total_steps or self.training.ending.concluded
 
     def _restart_interval(self) -> None:
-        self.due_at_s = self.clock() + self._next_interval_s()
-
-    def _next_interval_s(self) -> float:
-        """Return the seconds until the next save; infinite if none is due by time, and on ranks other than zero."""
-        policy = self._config.checkpoint
+        """Set the time of the next save; none is due by time on ranks other than zero."""
+        policy, saver = self.training.config.checkpoint, self.saver
+        interval_s = math.inf if policy.every_min is None else policy.every_min * 60
         if not self._world.is_rank_zero:
-            return math.inf
-        if not policy.auto:
-            return math.inf if policy.every_min is None else policy.every_min * 60
-        if not self.saver.stall_s:
-            return FIRST_AUTO_SAVE_S
-        attempts = Ledger(self._directory).attempts()
-        return auto_interval_s(self.saver.stall_s, self.saver.estimated_save_s, attempts, time.time())
-
-    @property
-    def save_takes_s(self) -> float:
-        """Estimate the seconds of a save, from the copy to the disk, by the longest so far; for rank zero only."""
-        return self.saver.estimated_save_s
+            interval_s = math.inf
+        elif policy.auto and not saver.stall_s:
+            interval_s = FIRST_AUTO_SAVE_S
+        elif policy.auto:
+            attempts = Ledger(self.directory).attempts()
+            interval_s = auto_interval_s(saver.stall_s, saver.estimated_save_s, attempts, time.time())
+        self.due_at_s = self.clock() + interval_s
 
     def _live_state(
         self, step: int, *, model: nn.Module, optimizers: Any, scaler: Any, rng: Sequence[object] = (), **extra: Any
     ) -> LiveState:
         head = Head(
             step=step,
-            samples_seen=self._training.data.samples_seen(step),
+            samples_seen=self.training.data.samples_seen(step),
             world_size=self._world.size,
-            config_digest=config_digest(self._config),
+            config_digest=config_digest(self.training.config),
             score=None if self._best is None else self._best.score_at(step),
         )
         return self.saver.live_state(model=model, optimizer=optimizers, head=head, scaler=scaler, rng=rng, extra=extra)

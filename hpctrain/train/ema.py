@@ -36,21 +36,21 @@ class Ema(Stateful):
         trained: Iterable[Tensor] | None = None,
     ) -> None:
         chosen = None if trained is None else {id(parameter) for parameter in trained}
-        named = [
+        named_parameters = [
             (name, parameter)
             for name, parameter in model.named_parameters()
             if (parameter.requires_grad if chosen is None else id(parameter) in chosen)
         ]
-        self._names = [name for name, _ in named]
-        self._parameters: list[Tensor] = [parameter for _, parameter in named]
+        self._names = [name for name, _ in named_parameters]
+        self._parameters: list[Tensor] = [parameter for _, parameter in named_parameters]
         # fp32 at least: half precision would round away the small share of an update
         wide = [torch.promote_types(parameter.dtype, torch.float32) for parameter in self._parameters]
         self._averages = [
             parameter.detach().to(dtype, copy=True) for parameter, dtype in zip(self._parameters, wide, strict=True)
         ]
         # every rank averages the parts of parameters that it holds
-        self._local_parameters = local_parts(each for each in self._parameters if not each.is_meta)
-        self._local_averages = local_parts(each for each in self._averages if not each.is_meta)
+        self._local_parameters = local_parts(tensor for tensor in self._parameters if not tensor.is_meta)
+        self._local_averages = local_parts(tensor for tensor in self._averages if not tensor.is_meta)
         self._widens = any(parameter.dtype != dtype for parameter, dtype in zip(self._parameters, wide, strict=True))
         self._master = master
         self._weight = 1.0 - decay
@@ -73,14 +73,14 @@ class Ema(Stateful):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside the context, the model has the averaged weights; afterwards its own again, bit for bit."""
+        """Context manager that gives the model the averaged weights, and afterwards its own again, bit for bit."""
         with torch.no_grad():
-            own = [parameter.detach().clone() for parameter in self._local_parameters]
+            live_weights = [parameter.detach().clone() for parameter in self._local_parameters]
             self._set(self._local_averages)
             try:
                 yield
             finally:
-                self._set(own)
+                self._set(live_weights)
 
     def _set(self, weights: list[Tensor]) -> None:
         if weights:

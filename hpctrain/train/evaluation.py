@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.precision import NumberFormats
 from hpctrain.data.loader import EvalLoader
-from hpctrain.data.micro_batch import MoveOnDemand, map_tensors, samples_in
+from hpctrain.data.micro_batch import MoveOnDemand, count_samples, map_tensors
 from hpctrain.errors import ConfigError, HpctrainError, TaskError
 from hpctrain.metrics.progress import Bar
 from hpctrain.parallel.local_part import whole
@@ -46,19 +46,19 @@ from hpctrain.train.task_state import TaskState, remember_attributes
 if TYPE_CHECKING:
     from hpctrain.train.training import Training
 
-_OVER = object()
-OF_VALUES = (ArithmeticError, ValueError)
+_NO_MORE_ROUNDS = object()
+VALUE_ERRORS = (ArithmeticError, ValueError)
 """Errors that the values of an untrained model can cause."""
 TYPO = 0.8
 """Similarity (`difflib`) from which a name is taken for a typo of another: `acuracy`, but not `recall_neg`."""
-OF_OTHER_LIBRARIES = re.compile(r"^(val|valid|validation|test|eval)[_/]")
+EVALUATION_PREFIX = re.compile(r"^(val|valid|validation|test|eval)[_/]")
 """What Lightning's and Keras' users write before the name of an evaluation's metric."""
 
 log = logging.getLogger("hpctrain.train")
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluationSummary:
     """The result of one evaluation.
 
     Attributes:
@@ -73,6 +73,8 @@ class Evaluated:
 @dataclass(frozen=True)
 class EvaluationPass:
     """Has the task evaluate a batch, through a model of this rank or one that the ranks share.
+
+    An evaluation needs no more of a training. So it can be built before the training is complete, and tested without.
 
     Attributes:
         task: gives sums and counts.
@@ -89,11 +91,6 @@ class EvaluationPass:
     metrics: TaskMetrics
     replica: Replica
     world: TrainingWorld
-
-    @property
-    def model(self) -> nn.Module:
-        """The module itself."""
-        return self.replica.model
 
     @cached_property
     def _transfer(self) -> MoveOnDemand:
@@ -159,10 +156,11 @@ def evaluating(model: nn.Module, ema: Ema | None, precision: NumberFormats, devi
         yield
 
 
+@dataclass(eq=False)
 class Evaluation:
     """Evaluates the model that is in training.
 
-    Args:
+    Attributes:
         evaluation_pass: has the task evaluate a batch.
         loader: of the held-out samples of this rank.
         precision: the number formats, which decide the autocast.
@@ -170,41 +168,29 @@ class Evaluation:
         ema: averaged weights to evaluate; None for the live ones.
         loss_weights: weigh the values that the task logs; None for the number of samples in the loader's batches.
         bar: shows the progress after each batch of this rank; None for no bar.
-
-    Attributes:
         num_batches: batches over all evaluations so far; shows that an evaluation makes progress.
     """
 
-    def __init__(
-        self,
-        evaluation_pass: EvaluationPass,
-        loader: EvalLoader,
-        *,
-        precision: NumberFormats,
-        max_gathered_mb: int = 1024,
-        ema: Ema | None = None,
-        loss_weights: LossWeights | None = None,
-        bar: Bar | None = None,
-    ) -> None:
-        self.num_batches = 0
-        self._pass = evaluation_pass
-        self._loader = loader
-        self._precision = precision
-        self._max_gathered_mb = max_gathered_mb
-        self._ema = ema
-        self._loss_weights = loss_weights
-        self._bar = bar
-        self._loading: LoadingStop | None = None
-        self._pass_number = 0
-        self._round = 0
-        # only in the first evaluation: later, a difference would end a run of days
-        self._compares_names = True
+    evaluation_pass: EvaluationPass
+    loader: EvalLoader
+    _: KW_ONLY
+    precision: NumberFormats
+    max_gathered_mb: int = 1024
+    ema: Ema | None = None
+    loss_weights: LossWeights | None = None
+    bar: Bar | None = None
+    num_batches: int = field(default=0, init=False)
+    _loading: LoadingStop | None = field(default=None, init=False)
+    _pass_number: int = field(default=0, init=False)
+    _round: int = field(default=0, init=False)
+    # only in the first evaluation: later, a difference would end a run of days
+    _compares_names: bool = field(default=True, init=False)
 
     def add_to(self, comparison: RankComparison) -> None:
         """Add the task's metric objects to what the ranks compare."""
-        self._pass.metrics.add_to(comparison)
+        self.evaluation_pass.metrics.add_to(comparison)
 
-    def __call__(self, agreement: Agreement) -> Evaluated:
+    def __call__(self, agreement: Agreement) -> EvaluationSummary:
         """Evaluate, unless a rank receives a request to stop meanwhile; collective.
 
         An evaluation that is abandoned leaves the random state and the task's own state as they were before.
@@ -216,26 +202,26 @@ class Evaluation:
             TaskError: the task broke its contract, or the ranks have different held-out samples.
             ConfigError: the values per sample are more than `max_gathered_mb`.
         """
-        self._pass.replica.send_buffers()
-        before = rng_state(self._pass.world.gpus)
-        task_state = self._pass.task_state.snapshot()
+        self.evaluation_pass.replica.send_buffers()
+        before = rng_state(self.evaluation_pass.world.gpus)
+        task_state = self.evaluation_pass.task_state.snapshot()
         results = self._new_results()
-        with self._pass.task_log.evaluation_mode(), self._evaluating():
-            stop = self._stoppable(partial(self._evaluate, results), agreement.restarted())
+        with self.evaluation_pass.task_log.evaluation_mode(), self._evaluating():
+            stop = self._run_stoppable(partial(self._evaluate, results), agreement.restarted())
         if stop is not None:
-            self._pass.metrics.reset()
-            restore_rng(before, self._pass.world.gpus)
-            self._pass.task_state.put_back(task_state)
-            self._pass.task_log.media.drop()
-            return Evaluated(stop=stop)
+            self.evaluation_pass.metrics.reset()
+            restore_rng(before, self.evaluation_pass.world.gpus)
+            self.evaluation_pass.task_state.restore_snapshot(task_state)
+            self.evaluation_pass.task_log.media.drop()
+            return EvaluationSummary(stop=stop)
         results.require_room()
-        means = self._reduced(results)
-        with self._pass.task_log.deriving():
-            evaluated = Evaluated(means | results.computed(means))
-        self._pass.metrics.reset()
+        means = self._reduce(results)
+        with self.evaluation_pass.task_log.deriving():
+            evaluated = EvaluationSummary(means | results.compute_others(means))
+        self.evaluation_pass.metrics.reset()
         return evaluated
 
-    def try_out(self, agreement: Agreement, num_batches: int) -> Evaluated:
+    def try_out(self, agreement: Agreement, num_batches: int) -> EvaluationSummary:
         """Evaluate a few micro-batches on each rank, and leave no trace; collective.
 
         Weights, buffers, modes, random states and the task's own state are as before. Other attributes of the task are
@@ -252,49 +238,49 @@ class Evaluation:
             TaskError: the task broke its contract, or the ranks have different held-out samples.
             ConfigError: the values of all held-out samples would be more than `max_gathered_mb`.
         """
-        self._require_same_samples(self._loader.num_samples)
-        results, undo = self._new_results(), remember_attributes(self._pass.task)
+        self._require_same_samples(self.loader.num_samples)
+        results, undo = self._new_results(), remember_attributes(self.evaluation_pass.task)
         with (
-            self._pass.task_log.trying_out(),
-            self._pass.task_state.restored(),
-            buffers_and_rng_restored(self._pass.model, self._pass.world),
+            self.evaluation_pass.task_log.trying_out(),
+            self.evaluation_pass.task_state.restored(),
+            buffers_and_rng_restored(self.evaluation_pass.replica.model, self.evaluation_pass.world),
         ):
             with uncompiled(), self._evaluating():
-                stop = self._stoppable(partial(self._try_out, results, num_batches), agreement)
+                stop = self._run_stoppable(partial(self._try_out, results, num_batches), agreement)
             if stop is not None:
-                return Evaluated(stop=stop)
-            self._require_same_samples(self._loader.end)
-            results.require_room(self._loader.num_samples)
-            means = self._reduced(results)
+                return EvaluationSummary(stop=stop)
+            self._require_same_samples(self.loader.end)
+            results.require_room(self.loader.num_samples)
+            means = self._reduce(results)
             try:
-                with self._pass.task_log.deriving():
-                    computed = results.computed(means)
+                with self.evaluation_pass.task_log.deriving():
+                    computed = results.compute_others(means)
             except Exception as error:
                 if not self._is_excused(error, results.doing, num_batches):
                     raise
                 undo()
-                return Evaluated()
+                return EvaluationSummary()
             finally:
-                self._pass.metrics.reset()
-            return Evaluated(means | computed)
+                self.evaluation_pass.metrics.reset()
+            return EvaluationSummary(means | computed)
 
-    def _reduced(self, results: EvaluationResults) -> dict[str, float]:
+    def _reduce(self, results: EvaluationResults) -> dict[str, float]:
         compare, self._compares_names = self._compares_names, False
-        return results.reduce(interleaved=self._loader.is_interleaved, compare_names=compare)
+        return results.reduce(interleaved=self.loader.is_interleaved, compare_names=compare)
 
     def is_whole(self, num_batches: int) -> bool:
         """Whether so many micro-batches on each rank are known to be all held-out samples."""
-        most = self._loader.num_rounds
-        return most is not None and most <= num_batches
+        num_rounds = self.loader.num_rounds
+        return num_rounds is not None and num_rounds <= num_batches
 
     def _is_excused(self, error: Exception, doing: str, num_batches: int) -> bool:
         """Whether an error of the task's code may be due to the few batches, or the untrained model."""
         if isinstance(error, HpctrainError) and not isinstance(error, OnRankZeroError):
             return False
         # the loss of an untrained model can be too large for an exponential
-        is_of_values = error.is_of_values if isinstance(error, OnRankZeroError) else isinstance(error, OF_VALUES)
-        is_excused = is_of_values or not self.is_whole(num_batches)
-        if is_excused and self._pass.world.is_rank_zero:
+        is_value_error = error.is_value_error if isinstance(error, OnRankZeroError) else isinstance(error, VALUE_ERRORS)
+        is_excused = is_value_error or not self.is_whole(num_batches)
+        if is_excused and self.evaluation_pass.world.is_rank_zero:
             log.warning(
                 "%s failed in the evaluation before the first step (trainer.sanity_batches=%d); ignore this if it "
                 "needs all held-out samples, or a trained model",
@@ -305,16 +291,15 @@ class Evaluation:
         return is_excused
 
     def _new_results(self) -> EvaluationResults:
-        task, metrics = self._pass.task, self._pass.metrics
-        metrics.reset()
-        return EvaluationResults(
-            task, metrics, self._pass.task_log, self._pass.world, max_gathered_mb=self._max_gathered_mb
-        )
+        parts, max_mb = self.evaluation_pass, self.max_gathered_mb
+        parts.metrics.reset()
+        return EvaluationResults(parts.task, parts.metrics, parts.task_log, parts.world, max_gathered_mb=max_mb)
 
     def _evaluating(self) -> AbstractContextManager[None]:
-        return evaluating(self._pass.model, self._ema, self._precision, self._pass.world.device)
+        replica, world = self.evaluation_pass.replica, self.evaluation_pass.world
+        return evaluating(replica.model, self.ema, self.precision, world.device)
 
-    def _stoppable(self, evaluate: Callable[[Agreement], Stop | None], agreement: Agreement) -> Stop | None:
+    def _run_stoppable(self, evaluate: Callable[[Agreement], Stop | None], agreement: Agreement) -> Stop | None:
         """Evaluate; return the stop on which the ranks agreed, also while all of them wait for a batch; collective."""
         self._pass_number += 1
         self._loading = agreement.loading_stop(lambda: f"evaluation/{self._pass_number}/{self._round}")
@@ -324,8 +309,8 @@ class Evaluation:
             return agreement.stop()
 
     def _try_out(self, results: EvaluationResults, num_batches: int, agreement: Agreement) -> Stop | None:
-        num_rounds = self._loader.num_rounds
-        with closing_unless_lost(self._loader.rounds(num_batches, self._loading)) as rounds:
+        num_rounds = self.loader.num_rounds
+        with closing_unless_lost(self.loader.rounds(num_batches, self._loading)) as rounds:
             # the same number of agreements on every rank, even if a rank finds the end of a stream early
             for round_index in range(num_batches if num_rounds is None else min(num_batches, num_rounds)):
                 self._take_round(results, rounds, round_index)
@@ -335,8 +320,8 @@ class Evaluation:
         return None
 
     def _evaluate(self, results: EvaluationResults, agreement: Agreement) -> Stop | None:
-        num_rounds = self._loader.num_rounds
-        with closing_unless_lost(self._loader.rounds(loading=self._loading)) as rounds:
+        num_rounds = self.loader.num_rounds
+        with closing_unless_lost(self.loader.rounds(loading=self._loading)) as rounds:
             # a rank without a batch in a round still has to join the collective agreement
             for round_index in itertools.count() if num_rounds is None else range(num_rounds):
                 is_over = not self._take_round(results, rounds, round_index) and num_rounds is None
@@ -351,32 +336,32 @@ class Evaluation:
                 if decision.stop is not None:
                     return decision.stop
         if num_rounds is None:
-            self._require_same_samples(self._loader.end, unknown_allowed=False)
+            self._require_same_samples(self.loader.end, unknown_allowed=False)
         return None
 
     def _take_round(self, results: EvaluationResults, rounds: Iterator[Any], round_index: int) -> bool:
         """Evaluate this rank's batch of the next round, if it has one; return False after the last round."""
         self._round = round_index
-        with self._pass.replica.loading(round_index):
-            batch = next(rounds, _OVER)
+        with self.evaluation_pass.replica.loading(round_index):
+            batch = next(rounds, _NO_MORE_ROUNDS)
         if self._loading is not None and self._loading.is_counted:
             self._loading.arrived()
-        if batch is None or batch is _OVER:
-            self._pass.join(self._loader)
+        if batch is None or batch is _NO_MORE_ROUNDS:
+            self.evaluation_pass.join(self.loader)
         else:
-            num_taken, weights = self._loader.num_taken, self._loss_weights
+            num_taken, weights = self.loader.num_taken, self.loss_weights
             weight: float = num_taken
             if weights is not None and weights.vary:
                 # before the pass, since a task may move the batch in place
-                weight, _ = weights.weigh(batch, num_taken, samples_in(batch, num_taken, num_taken))
-            returned = self._pass(batch, round_index)
-            if self._pass.replica.has_results:
+                weight, _ = weights.weigh(batch, num_taken, count_samples(batch, num_taken, num_taken))
+            returned = self.evaluation_pass(batch, round_index)
+            if self.evaluation_pass.replica.has_results:
                 results.add(round_index, num_taken, returned, weight=weight)
-        if batch is _OVER:
+        if batch is _NO_MORE_ROUNDS:
             return False
         self.num_batches += 1
-        if self._bar is not None:
-            self._bar.show("evaluation", round_index + 1, self._loader.num_rounds)
+        if self.bar is not None:
+            self.bar.show("evaluation", round_index + 1, self.loader.num_rounds)
         return True
 
     def _require_same_samples(self, num_samples: int | None, *, unknown_allowed: bool = True) -> None:
@@ -386,11 +371,12 @@ class Evaluation:
             num_samples: the number; None if this rank doesn't know it.
             unknown_allowed: whether to ignore ranks that don't know it; otherwise they have more than the others.
         """
-        gathered = enumerate(self._pass.world.gather(num_samples) or [])
+        gathered = enumerate(self.evaluation_pass.world.gather(num_samples) or [])
         by_rank = {rank: number for rank, number in gathered if number is not None or not unknown_allowed}
-        if difference := self._pass.world.broadcast(_difference(by_rank)):
+        if difference := self.evaluation_pass.world.broadcast(_difference(by_rank)):
+            kind = type(self.evaluation_pass.task).__name__
             raise TaskError(
-                f"{type(self._pass.task).__name__}.eval_dataset: expected the same samples on every rank, found "
+                f"{kind}.eval_dataset: expected the same samples on every rank, found "
                 f"{difference}; return the same dataset on every rank, and don't split a stream by rank or by worker"
             )
 
@@ -400,9 +386,10 @@ def _difference(num_samples: Mapping[int, int | None]) -> str:
     by_number = sorted(num_samples.items(), key=lambda item: (item[1] is None, item[1]))
     if not by_number or by_number[0][1] == by_number[-1][1]:
         return ""
-    (rank, fewest), (other, most) = by_number[0], by_number[-1]
-    assert fewest is not None
-    return f"{counted(fewest, 'sample')} on rank {rank} and {'more' if most is None else most} on rank {other}"
+    (rank, smallest), (other_rank, largest) = by_number[0], by_number[-1]
+    assert smallest is not None
+    larger = "more" if largest is None else str(largest)
+    return f"{counted(smallest, 'sample')} on rank {rank} and {larger} on rank {other_rank}"
 
 
 def check_evaluation(training: Training, agreement: Agreement) -> Stop | None:
@@ -479,19 +466,19 @@ def _require_metrics(training: Training, names: list[str], *, is_whole: bool) ->
 
 
 def _looks_like_a_typo(metric: str, names: list[str]) -> bool:
-    written = metric.lower()
-    if OF_OTHER_LIBRARIES.sub("", written) in names or any(_abbreviates(written, name.lower()) for name in names):
+    lowercase = metric.lower()
+    if EVALUATION_PREFIX.sub("", lowercase) in names or any(_abbreviates(lowercase, name.lower()) for name in names):
         return True
     # recall_0 and recall_1 are of two classes, of which a batch may have only one
-    others = [name.lower() for name in names if _with_zeros(name) != _with_zeros(metric)]
-    return bool(difflib.get_close_matches(written, others, n=1, cutoff=TYPO))
+    candidates = [name.lower() for name in names if _with_zeros(name) != _with_zeros(metric)]
+    return bool(difflib.get_close_matches(lowercase, candidates, n=1, cutoff=TYPO))
 
 
-def _abbreviates(written: str, name: str) -> bool:
+def _abbreviates(metric: str, name: str) -> bool:
     """Whether one is the other's beginning, as of acc and accuracy, but not of recall and recall_neg."""
-    short, long = sorted((written, name), key=len)
-    rest = long.removeprefix(short)
-    return long != rest and rest.isalpha() and len(short) > 2 and len(rest) > 2
+    short, long = sorted((metric, name), key=len)
+    suffix = long.removeprefix(short)
+    return long != suffix and suffix.isalpha() and len(short) > 2 and len(suffix) > 2
 
 
 def _with_zeros(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -17,7 +17,7 @@ from hpctrain.phrases import counted, listed
 from hpctrain.tasks.contract import checked_results, checked_scores, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.rank_comparison import RankComparison
-from hpctrain.train.task_log import AttachedLog, meter_of
+from hpctrain.train.task_log import AttachedLog, build_meter
 from hpctrain.train.task_metrics import TaskMetrics
 
 MB = 2**20
@@ -30,46 +30,45 @@ class OnRankZeroError(TaskError):
     """The task's own code failed on rank zero; raised on the other ranks.
 
     Attributes:
-        is_of_values: whether rank zero's error was one of arithmetic or of a wrong value.
+        is_value_error: whether rank zero's error was one of arithmetic or of a wrong value.
     """
 
-    def __init__(self, message: str, *, is_of_values: bool) -> None:
-        self.is_of_values = is_of_values
+    def __init__(self, message: str, *, is_value_error: bool) -> None:
+        self.is_value_error = is_value_error
         super().__init__(message, elsewhere=True)
 
 
+@dataclass(eq=False)
 class EvaluationResults:
     """Collects what `Task.evaluate` returns on this rank, and reduces it over all ranks at the end.
 
-    Args:
+    Attributes:
         task: that is evaluated.
         metrics: of the task, reset.
         task_log: of the task.
         world: the ranks.
         max_gathered_mb: bound on what rank zero gets (`trainer.max_gathered_mb`).
-
-    Attributes:
         doing: the task's own code that runs, or ran last, for messages.
         is_full: whether this rank alone has more than rank zero may get, so that the evaluation can end.
     """
 
-    def __init__(
-        self, task: Task, metrics: TaskMetrics, task_log: AttachedLog, world: TrainingWorld, *, max_gathered_mb: int
-    ) -> None:
-        self.doing = ""
-        self.is_full = False
-        self._task = task
-        self._kind = type(task).__name__
-        self._metrics = metrics
-        self._task_log = task_log
-        self._world = world
-        self._max_mb = max_gathered_mb
-        self._meter = meter_of(world)
-        self._summed: set[str] = set()
-        self._num_batches = 0
-        self._gathering = Gathering(f"{self._kind}.evaluate", world)
-        self._samples: dict[str, Values] = {}
-        self._num_samples = 0
+    task: Task
+    metrics: TaskMetrics
+    task_log: AttachedLog
+    world: TrainingWorld
+    _: KW_ONLY
+    max_gathered_mb: int
+    doing: str = field(default="", init=False)
+    is_full: bool = field(default=False, init=False)
+    _summed: set[str] = field(default_factory=set, init=False)
+    _num_batches: int = field(default=0, init=False)
+    _samples: dict[str, Values] = field(default_factory=dict, init=False)
+    _num_samples: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._kind = type(self.task).__name__
+        self._meter = build_meter(self.world)
+        self._gathering = Gathering(f"{self._kind}.evaluate", self.world)
 
     def add(self, round_index: int, num_samples: int, returned: Any, *, weight: float | None = None) -> None:
         """Add what `Task.evaluate` returned for a batch; not collective.
@@ -83,22 +82,22 @@ class EvaluationResults:
         Raises:
             TaskError: `evaluate` broke its contract.
         """
-        checked = checked_results(self._task, returned, num_samples)
+        checked = checked_results(self.task, returned, num_samples)
         self._num_batches += 1
         for name, (total, count) in checked.sums.items():
             self._meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
             self._summed.add(f"{EVAL_PREFIX}{name}")
-        if self._task_log.scalars:
+        if self.task_log.scalars:
             count = num_samples if weight is None else weight
-            self._task_log.add_to_meter(self._meter, count, (*checked.sums, *checked.per_sample))
+            self.task_log.add_to_meter(self._meter, count, (*checked.sums, *checked.per_sample))
         # ranks that compute layers together have the same results
-        if self._world.share.is_counted:
+        if self.world.share.is_counted:
             self._gathering.add(round_index, num_samples, checked.per_sample)
             self._num_samples += num_samples
-        room = self._max_mb * MB - self._gathering.num_bytes
+        room = self.max_gathered_mb * MB - self._gathering.num_bytes
         # the states of metric objects are counted after the 1st, 2nd, 4th, 8th ... batch: each count visits them all
         counts_states = self._num_batches & (self._num_batches - 1) == 0
-        self.is_full |= room < 0 or (counts_states and sum(self._metrics.num_gathered_bytes) > room)
+        self.is_full |= room < 0 or (counts_states and sum(self.metrics.num_gathered_bytes) > room)
 
     def require_room(self, num_samples: int | None = None) -> None:
         """Refuse results that are more than rank zero may get; collective.
@@ -109,26 +108,26 @@ class EvaluationResults:
         Raises:
             ConfigError: it is more than `trainer.max_gathered_mb`.
         """
-        growing, constant = self._metrics.num_gathered_bytes
+        growing, constant = self.metrics.num_gathered_bytes
         sizes = [self._num_samples, self._gathering.num_bytes + growing, constant, int(self.is_full)]
         # ranks that compute layers together have the same results
-        gathered = self._world.gather(sizes if self._world.share.is_counted else [0] * len(sizes))
+        gathered = self.world.gather(sizes if self.world.share.is_counted else [0] * len(sizes))
         totals = None if gathered is None else [sum(column) for column in zip(*gathered, strict=True)]
-        seen, growing, constant, is_full = self._world.broadcast(totals)
-        per_sample = growing / max(seen, 1)
+        num_gathered, growing, constant, is_full = self.world.broadcast(totals)
+        per_sample = growing / max(num_gathered, 1)
         expected = constant + (growing if num_samples is None else per_sample * num_samples)
-        if expected <= self._max_mb * MB:
+        if expected <= self.max_gathered_mb * MB:
             return
-        samples = counted(seen if num_samples is None else num_samples, "sample")
-        others = f", and {constant} bytes of states that do not grow" if constant else ""
+        samples = counted(num_gathered if num_samples is None else num_samples, "sample")
+        constant_note = f", and {constant} bytes of states that do not grow" if constant else ""
         needed = math.ceil(expected / MB)
         # a rank that is full ends the evaluation early
         is_beginning = is_full and num_samples is None
-        found, enough = (f"at least {needed}", f"more than {needed}") if is_beginning else (needed, needed)
+        amount, enough = (f"at least {needed}", f"more than {needed}") if is_beginning else (needed, needed)
         raise ConfigError(
             "trainer.max_gathered_mb",
-            self._max_mb,
-            f"rank zero would get {found} MB, {per_sample:.0f} bytes for each of {samples}{others}",
+            self.max_gathered_mb,
+            f"rank zero would get {amount} MB, {per_sample:.0f} bytes for each of {samples}{constant_note}",
             f"set it to {enough}, or keep less per sample in {self._kind}.evaluate",
         )
 
@@ -147,20 +146,20 @@ class EvaluationResults:
         """
         # Any rank, even rank zero, may have no samples, and then doesn't know the names. Only the sums that `evaluate`
         # returns are in every result: a logged mean over no samples is left out.
-        names = self._world.union(sorted(self._summed))
+        names = self.world.union(sorted(self._summed))
         if compare_names:
-            record = RankComparison(self._world)
+            record = RankComparison(self.world)
             summed = sorted(self._summed) if self._num_batches else names
-            shown = listed(name.removeprefix(EVAL_PREFIX) for name in summed) or "none"
+            metrics = listed(name.removeprefix(EVAL_PREFIX) for name in summed) or "none"
             remedy = "return the same metrics for every batch, with a count of 0 where there is nothing to count"
-            record.add(f"the metrics of {self._kind}.evaluate", shown, remedy)
+            record.add(f"the metrics of {self._kind}.evaluate", metrics, remedy)
             record.require_same()
         self._meter.expect(names)
-        self._metrics.reduce()
+        self.metrics.reduce()
         self._samples = self._gathering.gather(interleaved=interleaved) or {}
         return self._meter.means()
 
-    def computed(self, means: Mapping[str, float]) -> dict[str, float]:
+    def compute_others(self, means: Mapping[str, float]) -> dict[str, float]:
         """Compute all other metrics, with the task's own code; collective, after `reduce`.
 
         Args:
@@ -174,43 +173,45 @@ class EvaluationResults:
             OnRankZeroError: the task's code failed on rank zero.
         """
         plain = {name.removeprefix(EVAL_PREFIX): value for name, value in means.items()}
-        others, error = self._on_rank_zero()
+        rank_zero_values, error = self._on_rank_zero()
         self.doing = f"{self._kind}.derive"
         # after the last collective: `derive` may fail on a single rank
-        derived = checked_values(self._task, self._task.derive(plain))
+        derived = checked_values(self.task, self.task.derive(plain))
         if error is not None:
             self.doing = f"{self._kind}.compute_metrics, or a metric of {self._kind}.build_metrics,"
             raise error
-        self._require_own_names({**plain, **derived}, others)
-        return {f"{EVAL_PREFIX}{name}": value for name, value in {**derived, **others}.items()}
+        self._require_own_names({**plain, **derived}, rank_zero_values)
+        return {f"{EVAL_PREFIX}{name}": value for name, value in {**derived, **rank_zero_values}.items()}
 
     def _on_rank_zero(self) -> tuple[dict[str, float], Exception | None]:
         """Compute on rank zero; return the result, or an error, on every rank; collective."""
         values: dict[str, float] = {}
         error: Exception | None = None
-        if self._world.is_rank_zero:
+        if self.world.is_rank_zero:
             try:
-                values = self._scored()
+                values = self._compute_scores()
             except Exception as caught:
                 # every rank must learn of the error before any of them raises
                 error = caught
         text = None if error is None else f"on rank zero: {type(error).__name__}: {error_text(error)}"
         kinds = isinstance(error, ArithmeticError | ValueError), isinstance(error, HpctrainError)
-        values, text, (is_of_values, is_of_ours) = self._world.broadcast((values, text, kinds))
+        values, text, (is_value_error, is_of_ours) = self.world.broadcast((values, text, kinds))
         if error is None and text is not None:
-            error = TaskError(text, elsewhere=True) if is_of_ours else OnRankZeroError(text, is_of_values=is_of_values)
+            error = (
+                TaskError(text, elsewhere=True) if is_of_ours else OnRankZeroError(text, is_value_error=is_value_error)
+            )
         return values, error
 
     @torch.no_grad()
-    def _scored(self) -> dict[str, float]:
-        values = self._metrics.compute()
-        scores = checked_scores(self._task, self._task.compute_metrics(self._samples)) if self._samples else {}
+    def _compute_scores(self) -> dict[str, float]:
+        values = self.metrics.compute()
+        scores = checked_scores(self.task, self.task.compute_metrics(self._samples)) if self._samples else {}
         self._require_own_names(values, scores)
         return {**values, **scores}
 
-    def _require_own_names(self, some: Mapping[str, float], others: Mapping[str, float]) -> None:
-        if both := sorted(some.keys() & others.keys()):
-            raise TaskError(f"{self._kind} has two metrics by the name {both[0]!r}: rename one of them")
+    def _require_own_names(self, first: Mapping[str, float], second: Mapping[str, float]) -> None:
+        if duplicates := sorted(first.keys() & second.keys()):
+            raise TaskError(f"{self._kind} has two metrics by the name {duplicates[0]!r}: rename one of them")
 
 
 @dataclass(slots=True)
@@ -230,7 +231,8 @@ class _Column:
 class Gathering:
     """The per-sample values of one evaluation.
 
-    Each rank keeps its own in host memory. A copy from a GPU is awaited when the next batch has been computed.
+    Each rank keeps its own in host memory. A copy from a GPU is awaited when the next batch has been computed. Rank
+    zero gets them through the group: a file per rank would need a fast shared file system, and cleaning up.
 
     Args:
         method: that returns them, for messages.
@@ -251,29 +253,29 @@ class Gathering:
         self._pending: list[tuple[_Column, Tensor]] = []
         self._copied: torch.cuda.Event | None = None
 
-    def add(self, round_index: int, num_samples: int, found: Mapping[str, Values]) -> None:
+    def add(self, round_index: int, num_samples: int, per_sample: Mapping[str, Values]) -> None:
         """Keep the values of a batch; not collective.
 
         Args:
             round_index: which round of the evaluation it is, from 0.
             num_samples: of the batch.
-            found: one value for each of them.
+            per_sample: one value for each of them.
 
         Raises:
             TaskError: names, types or shapes differ from those of earlier batches.
         """
         if self._is_empty:
             self._is_empty = False
-            self._columns = {name: _Column(_form(values)) for name, values in found.items()}
-        elif found.keys() != self._columns.keys():
-            first, here = (listed(sorted(names)) or "none" for names in (self._columns, found))
+            self._columns = {name: _Column(_form(values)) for name, values in per_sample.items()}
+        elif per_sample.keys() != self._columns.keys():
+            first, here = (listed(sorted(names)) or "none" for names in (self._columns, per_sample))
             raise TaskError(f"{self._method} must return the same PerSample for every batch: {first}, and later {here}")
         self._settle()
-        if not found:
+        if not per_sample:
             return
         self._rounds.append(round_index)
         self._counts.append(num_samples)
-        for name, values in found.items():
+        for name, values in per_sample.items():
             column = self._columns[name]
             self._require_like(name, column, values)
             for tensor in values if isinstance(values, list) else [values]:
@@ -295,9 +297,12 @@ class Gathering:
         self._pending = []
 
     def _require_like(self, name: str, column: _Column, values: Values) -> None:
-        form, found = column.form, _form(values)
-        if (found["ragged"], found["shape"]) != (form["ragged"], form["shape"]):
-            before, now = ("tensors" if each["ragged"] else f"shape {each['shape']}" for each in (form, found))
+        form, new_form = column.form, _form(values)
+        if (new_form["ragged"], new_form["shape"]) != (form["ragged"], form["shape"]):
+            before, now = (
+                "tensors" if sample_form["ragged"] else f"shape {sample_form['shape']}"
+                for sample_form in (form, new_form)
+            )
             raise TaskError(
                 f"{self._method}: samples of PerSample {name!r} have {before}, and later {now}: "
                 "return a list of tensors where shapes differ"
@@ -325,15 +330,15 @@ class Gathering:
         plan: dict[str, Any] = {"names": [], "problem": ""}
         if heads is not None:
             heads = [head if head["counts"].numel() else None for head in heads]
-            plan = _plan(heads)
+            plan = _plan_gathering(heads)
         plan = self._world.broadcast(plan)
         if plan["problem"]:
             raise TaskError(f"{self._method}: {plan['problem']}")
         gathered: dict[str, Values] = {}
         for name in plan["names"]:
-            received = self._world.gather_bytes(self._packed(name))
+            received = self._world.gather_bytes(self._pack(name))
             if received is not None and heads is not None:
-                gathered[name] = _in_order(name, heads, received, interleaved=interleaved)
+                gathered[name] = _join(name, heads, received, interleaved=interleaved)
         return None if heads is None else gathered
 
     def _head(self) -> dict[str, Any]:
@@ -343,7 +348,7 @@ class Gathering:
                 columns[name]["sizes"] = _integers(size for part in column.parts for size in part.shape)
         return {"columns": columns, "rounds": _integers(self._rounds), "counts": _integers(self._counts)}
 
-    def _packed(self, name: str) -> Tensor:
+    def _pack(self, name: str) -> Tensor:
         column = self._columns.pop(name, None)
         if column is None or not column.parts:
             return torch.empty(0, dtype=torch.uint8)
@@ -362,29 +367,31 @@ def _form(values: Values) -> dict[str, Any]:
     return {"ragged": ragged, "dtype": dtype, "shape": shape, "ndim": first.ndim}
 
 
-def _plan(heads: list[dict[str, Any] | None]) -> dict[str, Any]:
+def _plan_gathering(heads: list[dict[str, Any] | None]) -> dict[str, Any]:
     """Rank zero's decision: the names of what is gathered, or a problem."""
-    known = [(rank, head["columns"]) for rank, head in enumerate(heads) if head is not None]
-    if not known:
+    columns_by_rank = [(rank, head["columns"]) for rank, head in enumerate(heads) if head is not None]
+    if not columns_by_rank:
         return {"names": [], "problem": ""}
-    first, columns = known[0]
-    for rank, other in known[1:]:
-        if other.keys() != columns.keys():
+    first, columns = columns_by_rank[0]
+    for rank, other_columns in columns_by_rank[1:]:
+        if other_columns.keys() != columns.keys():
             return {"problem": f"ranks {first} and {rank} return PerSample under different names", "names": []}
         for name, column in columns.items():
             for key in ("ragged", "dtype", "shape", "ndim"):
-                if other[name][key] != column[key]:
-                    found = f"{key}={column[key]} on rank {first} and {key}={other[name][key]} on rank {rank}"
-                    return {"problem": f"PerSample {name!r} has {found}", "names": []}
+                if other_columns[name][key] != column[key]:
+                    difference = (
+                        f"{key}={column[key]} on rank {first} and {key}={other_columns[name][key]} on rank {rank}"
+                    )
+                    return {"problem": f"PerSample {name!r} has {difference}", "names": []}
     return {"names": sorted(columns), "problem": ""}
 
 
-def _in_order(name: str, heads: list[dict[str, Any] | None], received: list[Tensor], *, interleaved: bool) -> Values:
+def _join(name: str, heads: list[dict[str, Any] | None], received: list[Tensor], *, interleaved: bool) -> Values:
     batches: list[tuple[tuple[int, int], Values]] = []
     for rank, (head, data) in enumerate(zip(heads, received, strict=True)):
         if head is None:
             continue
-        values = _unpacked(head["columns"][name], data, int(head["counts"].sum()))
+        values = _unpack(head["columns"][name], data, int(head["counts"].sum()))
         begin = 0
         for round_index, count in zip(head["rounds"].tolist(), head["counts"].tolist(), strict=True):
             place = (round_index, rank) if interleaved else (rank, round_index)
@@ -397,7 +404,7 @@ def _in_order(name: str, heads: list[dict[str, Any] | None], received: list[Tens
     return torch.cat([values for values in parts if isinstance(values, Tensor)])
 
 
-def _unpacked(column: dict[str, Any], data: Tensor, num_samples: int) -> Values:
+def _unpack(column: dict[str, Any], data: Tensor, num_samples: int) -> Values:
     flat = data.view(getattr(torch, column["dtype"]))
     if not column["ragged"]:
         return flat.view(num_samples, *column["shape"])

@@ -99,15 +99,15 @@ def send_values(values: InitialValues, model: nn.Module, world: World, *, withou
         shards = {id(targets[name]): targets[name] for name in names}
         if not shards.keys().isdisjoint(without):
             continue
-        whole = torch.empty(value.shape, dtype=value.dtype, device=world.device)
+        full_value = torch.empty(value.shape, dtype=value.dtype, device=world.device)
         if world.is_rank_zero:
-            whole.copy_(value)
-        if whole.numel():
+            full_value.copy_(value)
+        if full_value.numel():
             # Whole tensors: each layout of a mesh would need a scatter of its own, and they are sent once in a run. As
             # bytes: gloo doesn't send all types.
-            dist.broadcast(whole.flatten().view(torch.uint8), 0)
+            dist.broadcast(full_value.flatten().view(torch.uint8), 0)
         for shard in shards.values():
-            copy_saved(shard.detach(), whole)
+            copy_saved(shard.detach(), full_value)
 
 
 def give_memory(root: nn.Module, model: nn.Module, device: torch.device, *, of_buffers: torch.device) -> None:
@@ -176,9 +176,9 @@ def _difference_on_meta(model: nn.Module, random_state: Tensor, earlier: dict[in
     if not torch.equal(random_state, torch.get_rng_state()):
         return "it draws random numbers on the CPU, which depend on those drawn before"
     gc.collect()
-    others = _meta_tensors().keys() - earlier.keys() - {id(tensor) for tensor in _named(model).values()}
-    if others:
-        return f"tensors that are neither parameters nor buffers would have no values ({len(others)})"
+    extra_tensors = _meta_tensors().keys() - earlier.keys() - {id(tensor) for tensor in _named(model).values()}
+    if extra_tensors:
+        return f"tensors that are neither parameters nor buffers would have no values ({len(extra_tensors)})"
     return ""
 
 

@@ -72,6 +72,10 @@ class LearningRate:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a result of `state_dict`, once the optimizer is restored; that of another class is ignored."""
 
+    def restore_current(self, rate: float) -> None:
+        """Log this rate until the next update."""
+        self.current = rate
+
 
 class PlateauLearningRate(LearningRate):
     """Lowers the rates when a metric has stopped improving: torch's ReduceLROnPlateau, with a warm-up.
@@ -111,7 +115,7 @@ class PlateauLearningRate(LearningRate):
         self._cooldown = 0
 
     def begin(self, update: int) -> None:
-        """As the base class; also note the update for the warm-up's end."""
+        """Set the rates as the base class does, and note the update for the warm-up's end."""
         self._updates = update + 1
         super().begin(update)
 

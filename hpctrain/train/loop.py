@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TextIO
 
 from hpctrain.attempt.outcome import train_further_command
@@ -70,56 +70,43 @@ class AttemptContext:
         return self.bar.sharing_terminal(logging.getLogger("hpctrain").handlers)
 
 
+@dataclass(eq=False)
 class Loop:
     """Trains from a step to the last one, or until the ranks agree to stop.
 
     The watchdog and the exit record of this rank read how far it is.
 
-    Args:
+    Attributes:
         training: what is trained.
         attempt: in which it trains.
-        start: where the attempt starts.
+        start_point: where the attempt starts.
         profiler: runs the steps that are measured.
         log: writes the metrics.
         checkpointing: saves.
         divergence: raises once training has diverged.
-
-    Attributes:
-        training: as given.
-        start_point: where the attempt starts.
-        log: as given.
-        checkpointing: as given.
         step: completed steps.
         why_ended: why the run was completed before its last step; empty if it wasn't.
     """
 
-    def __init__(
-        self,
-        training: Training,
-        attempt: AttemptContext,
-        start: Start,
-        *,
-        profiler: Profiler,
-        log: TrainingLog,
-        checkpointing: Checkpointing,
-        divergence: Divergence,
-    ) -> None:
-        self.step = start.step
-        self.why_ended = ""
-        self.training = training
-        self.start_point = start
-        self.log = log
-        self.checkpointing = checkpointing
-        self._attempt = attempt
-        self._stopping = attempt.stopping
-        self._times = attempt.times
-        self._profiler = profiler
-        self._divergence = divergence
-        self._evaluation = training.evaluation
-        self._ending = training.ending
-        self._callbacks = training.callbacks
-        self._evaluation_due = start.evaluation_due
-        self._ends = False
+    training: Training
+    attempt: AttemptContext
+    start_point: Start
+    _: KW_ONLY
+    profiler: Profiler
+    log: TrainingLog
+    checkpointing: Checkpointing
+    divergence: Divergence
+    why_ended: str = field(default="", init=False)
+    _ends: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.step = self.start_point.step
+        self._stopping = self.attempt.stopping
+        self._times = self.attempt.times
+        self._evaluation = self.training.evaluation
+        self._ending = self.training.ending
+        self._callbacks = self.training.callbacks
+        self._evaluation_due = self.start_point.evaluation_due
 
     @property
     def progress(self) -> object:
@@ -150,7 +137,7 @@ class Loop:
         if stop is None:
             return True
         # only to find the cause: there is nothing new to save since the checkpoint from which this attempt started
-        self._stopping.begin(stop, self.checkpointing.save_takes_s)
+        self._stopping.begin(stop, self.checkpointing.saver.estimated_save_s)
         return False
 
     def run(self, micro_batches: Iterator[MicroBatch]) -> bool:
@@ -164,8 +151,9 @@ class Loop:
         """
         if self.checkpointing.is_at_end(self.step):
             # an earlier version may have saved the last checkpoint unchecked
-            self._divergence.require_finite_weights(self.step)
-        self._begin()
+            self.divergence.require_finite_weights(self.step)
+        self._callbacks.start(self.training, self.attempt.directory)
+        self._ending.begin()
         if self._stopped_in_pending_evaluation():
             return False
         if self._ends_before_a_step():
@@ -173,7 +161,7 @@ class Loop:
         if self._pauses():
             # this step is saved already: a stop kept the previous attempt from pausing here
             return self._pause()
-        self._ending.concluded = False
+        self._ending.reopen()
         try:
             return self._run_steps(micro_batches)
         except StopWhileLoading:
@@ -185,7 +173,7 @@ class Loop:
         config, total = self.training.config, self.training.total_steps
         log_every, save_every = config.logger.every_steps, config.checkpoint.every_steps
         eval_every = config.trainer.eval_every_steps or self.training.data.plan.steps_per_epoch
-        train_step, profiler, checkpointing = self.training.step, self._profiler, self.checkpointing
+        train_step, profiler, checkpointing = self.training.step, self.profiler, self.checkpointing
         position, show_step = self.training.position, self.log.show_step
         decide, clock = self._stopping.agreement.decide, checkpointing.clock
         callbacks, ending, meter = self._callbacks, self._ending, self.training.meter
@@ -212,7 +200,7 @@ class Loop:
             if after_step:
                 callbacks.run(after_step, meter)
             if is_last or step % log_every == 0:
-                self._divergence.check(step, self.log.training(step))
+                self.divergence.check(step, self.log.training(step))
             # before the agreement: a stop that interrupts the evaluation was agreed upon in it
             if (is_last or step % eval_every == 0) and (stop := self._evaluate()):
                 return self._leave(stop)
@@ -224,8 +212,8 @@ class Loop:
             if not is_last and (decision.stop or decision.end or self._ends or pauses):
                 return self._stop_here(decision)
             every = save_every is not None and step % save_every == 0
-            due = is_last or every or decision.save or step == checkpointing.best_step
-            if due and (stop := self._save(wait=is_last)):
+            save_due = is_last or every or decision.save or step == checkpointing.best_step
+            if save_due and (stop := self._save(wait=is_last)):
                 return self._leave(stop)
         return True
 
@@ -236,23 +224,19 @@ class Loop:
         if finished:
             self.training.data.loss_weights.check_end(self.step)
         if self.why_ended:
-            log.info("to train further: %s", train_further_command(self._attempt.directory, self.why_ended))
-        self._profiler.finish(self.step)
+            log.info("to train further: %s", train_further_command(self.attempt.directory, self.why_ended))
+        self.profiler.finish(self.step)
         if finished:
             self.log.complete()
-        # last: an error in a callback must not keep anything above from being written
+        # last: an error in a callback must not keep anything above from being written, and at a stop the time until the
+        # kill belongs to the checkpoint
         self._callbacks.run_between_steps("on_end" if finished else "on_stop")
 
     def _keep_config(self) -> None:
         """Keep a resume's change to the configuration, once a step was trained with it."""
         if self.training.world.is_rank_zero:
-            self._attempt.claim.require_ownership()
-            keep_config(self._attempt.directory, self.start_point.step)
-
-    def _begin(self) -> None:
-        """Call the first hooks, and count the training time from now on."""
-        self._callbacks.start(self.training, self._attempt.directory)
-        self._ending.begin()
+            self.attempt.claim.require_ownership()
+            keep_config(self.attempt.directory, self.start_point.step)
 
     def _ends_before_a_step(self) -> bool:
         """Whether the run ends without another step: it has ended early before, or its time is over; collective."""
@@ -270,11 +254,11 @@ class Loop:
         if not ending.concluded:
             # a stop in the evaluation below may have interrupted an earlier attempt after this record: don't repeat it
             if step % self.training.config.logger.every_steps and ending.recorded_step != step:
-                ending.recorded_step = step
-                self._divergence.check(step, self.log.training(step))
+                ending.note_record(step)
+                self.divergence.check(step, self.log.training(step))
             if ending.evaluated_step != step and (stop := self._evaluate()):
                 return self._leave(stop)
-            ending.concluded = True
+            ending.conclude()
             self._save(wait=True)
         self.why_ended = ending.reason
         return True
@@ -318,22 +302,22 @@ class Loop:
         if self.step > self.start_point.step:
             return self._leave(stop)
         # there is nothing new to save
-        self._stopping.begin(stop, self.checkpointing.save_takes_s)
+        self._stopping.begin(stop, self.checkpointing.saver.estimated_save_s)
         return False
 
     def _leave(self, stop: Stop) -> bool:
         """Save if there is time; return False, since the run isn't complete."""
-        if self._stopping.begin(stop, self.checkpointing.save_takes_s):
+        if self._stopping.begin(stop, self.checkpointing.saver.estimated_save_s):
             self._save(wait=True)
         return False
 
     def _save(self, *, wait: bool) -> Stop | None:
         """Save; if a stop comes while this save waits for an earlier one, skip it and return the stop."""
         with self._times.during("save_s"):
-            self._profiler.before_save(self.step)
+            self.profiler.before_save(self.step)
             # flush before the checkpoint is published: a resume from it must find every record up to its step
             self.log.flush()
-            self._divergence.check_before_save(self.step, ends_run=self.checkpointing.is_at_end(self.step))
+            self.divergence.check_before_save(self.step, ends_run=self.checkpointing.is_at_end(self.step))
             stop = self.checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
             if self.checkpointing.copied_step == self.step:
                 self._callbacks.run_between_steps("after_save")
@@ -345,7 +329,7 @@ class Loop:
         if self._evaluation is None:
             return None
         with self._times.during("eval_s"):
-            self._profiler.before_evaluation(self.step)
+            self.profiler.before_evaluation(self.step)
             evaluated = self._evaluation(self._stopping.agreement)
         self._evaluation_due = evaluated.stop is not None
         if evaluated.stop is None:
@@ -353,7 +337,7 @@ class Loop:
         return evaluated.stop
 
     def _follow_evaluation(self, means: Mapping[str, float]) -> None:
-        self._ending.evaluated_step = self.step
+        self._ending.note_evaluation(self.step)
         logged: Mapping[str, float] = {}
         if self._callbacks.hooks["after_evaluation"]:
             with self._times.during("eval_s"):

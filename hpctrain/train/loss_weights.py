@@ -104,7 +104,7 @@ class LossWeights(Stateful):
         Args:
             batch: on the CPU.
             planned: samples that the plan asks for; 0 for a stand-in, which has no weight.
-            num_delivered: those of them that the batch holds (`samples_in`).
+            num_delivered: those of them that the batch holds (`count_samples`).
 
         Raises:
             TaskError: `Task.loss_weight` returned something other than a weight.
@@ -120,8 +120,9 @@ class LossWeights(Stateful):
         With weights w, the gradients of a step are those of sum(w * loss) / sum(w), over all its micro-batches on all
         ranks. The sum of the weights is only known at the last micro-batch. So the divisors are computed from the first
         micro-batches of all ranks, which keeps the gradients about as large as those of the mean, and the last
-        micro-batch has the factor by which to rescale them. If the weights are the planned numbers of samples, the
-        divisors are the plan's, and the factor is 1.
+        micro-batch has the factor by which to rescale them. Gradients of sums, divided at the end, would overflow in
+        fp16, and to read all micro-batches first takes the memory of a global batch. If the weights are the planned
+        numbers of samples, the divisors are the plan's, and the factor is 1.
 
         Args:
             micro_batches: of this rank, weighed, from the first one of a step on.
@@ -181,6 +182,8 @@ def overrides(task: Task, method: str) -> bool:
 
 
 def _makes_own_batches(task: Task, dataset: Dataset[Any]) -> bool:
+    # not a stream, whose reader returns as many samples as it is asked for, if necessary from the next epoch; nor
+    # PyTorch's own collation, with which fewer samples than indices are an error
     own_get_batch = isinstance(dataset, BatchDataset) and not type(dataset).__module__.startswith("hpctrain.")
     return own_get_batch or (task.collate_fn is not None and task.collate_fn is not default_collate)
 

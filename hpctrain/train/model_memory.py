@@ -57,17 +57,18 @@ def model_memory(
         ema: the moving average.
         gradient_bytes: returns the bytes that this rank holds of a parameter's gradient; None for those of its part.
     """
-    built = list(optimizers)
-    held = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+    tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
     # other ranks have what is on `meta`
-    weights = {id(tensor): tensor for tensor in held if not tensor.is_meta}
+    weights = {id(tensor): tensor for tensor in tensors if not tensor.is_meta}
     trained = [tensor for tensor in weights.values() if tensor.requires_grad]
-    states = [_state_bytes(one.optimizer) for one in built]
+    states = [_state_bytes(built.optimizer) for built in optimizers]
     return ModelMemory(
         weights=sum(map(_bytes, weights.values())),
         gradients=sum(map(gradient_bytes or _bytes, trained)),
         optimizer=None if None in states else sum(filter(None, states)),
-        average=0 if ema is None else sum(_bytes(each) for each in iterate_tensors(ema.averages) if not each.is_meta),
+        average=0
+        if ema is None
+        else sum(_bytes(average) for average in iterate_tensors(ema.averages) if not average.is_meta),
     )
 
 
@@ -103,9 +104,9 @@ def _bytes_per_element(optimizer: torch.optim.Optimizer, group: dict[str, object
         return None
     probe = nn.Parameter(torch.zeros((PROBE_SIZE,) * part.dim(), dtype=part.dtype, device=part.device))
     probe.grad = torch.zeros_like(probe)
-    tried = object.__new__(type(optimizer))
+    trial = object.__new__(type(optimizer))
     options = {name: copy.copy(value) for name, value in group.items() if name != "params"}
-    tried.__dict__ |= {
+    trial.__dict__ |= {
         **vars(optimizer),
         "state": defaultdict(dict),
         "param_groups": [{**options, "params": [probe]}],
@@ -116,8 +117,8 @@ def _bytes_per_element(optimizer: torch.optim.Optimizer, group: dict[str, object
     step = step.__wrapped__ if getattr(step, "hooked", False) else step
     try:
         with random_states_restored([part.device] if part.device.type == "cuda" else []):
-            step(tried)
+            step(trial)
     except (RuntimeError, TypeError, ValueError):
         return None
-    state = [tensor for tensor in iterate_tensors(dict(tried.state[probe])) if tensor.numel() == probe.numel()]
+    state = [tensor for tensor in iterate_tensors(dict(trial.state[probe])) if tensor.numel() == probe.numel()]
     return sum(tensor.nbytes for tensor in state) / probe.numel()

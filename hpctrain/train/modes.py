@@ -9,12 +9,14 @@ from typing import Any
 from torch import nn
 
 from hpctrain.checkpoint.state import PlainNames, Stateful
-from hpctrain.parallel.trial_pass import modes_restored
+from hpctrain.parallel.trial_pass import attribute_restored
 from hpctrain.phrases import counted, listed
 
 
 class Modes(Stateful):
-    """The modes of a model's modules in checkpoints.
+    """The modes of a model's modules in checkpoints, as the names of those in evaluation mode: usually there are none.
+
+    `requires_grad` isn't saved: the optimizers are built over what requires a gradient at the start.
 
     Args:
         model: outside of DDP.
@@ -39,9 +41,10 @@ class Modes(Stateful):
 def begin_training(model: nn.Module) -> bool:
     """Put a model into the modes in which it is trained, once it is built.
 
-    If the model is in evaluation mode, call its `train()`. Otherwise each module keeps the mode in which it was built.
-    The exception is a module that overrides `train()`: it is called, since it may set the modes of other modules. A
-    program of torch.export is trained and evaluated as it was exported, whatever its mode.
+    If the model is in evaluation mode, call its `train()`. Otherwise each module keeps the mode in which it was built:
+    `train()`, as a loop by hand calls it, would switch on what the task froze by `eval()`. The exception is a module
+    that overrides `train()`: it is called, since it may set the modes of other modules. A program of torch.export is
+    trained and evaluated as it was exported, whatever its mode.
 
     Args:
         model: outside of DDP.
@@ -73,10 +76,10 @@ def names_in_evaluation_mode(model: nn.Module) -> list[str]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Inside the context, all modules are in evaluation mode; afterwards each one is in its own mode again."""
+    """Context manager that puts all modules into evaluation mode, and afterwards each into its own mode again."""
     was_training = model.training
     # `train` also switches on what a task keeps in evaluation mode, such as frozen batch norms
-    with modes_restored(model):
+    with attribute_restored(model.modules(), "training"):
         _set_mode(model, training=False)
         try:
             yield
@@ -93,9 +96,9 @@ def describe_evaluation_mode(model: nn.Module) -> str:
     if not names:
         return ""
     plain, modules = PlainNames(model), dict(model.named_modules())
-    whole = {plain(name) for name, module in modules.items() if not any(part.training for part in module.modules())}
+    subtrees = {plain(name) for name, module in modules.items() if not any(part.training for part in module.modules())}
     # a wrapper of torch.compile has the name of the module inside it
-    outermost = [name for name in dict.fromkeys(names) if not name or name.rpartition(".")[0] not in whole]
+    outermost = [name for name in dict.fromkeys(names) if not name or name.rpartition(".")[0] not in subtrees]
     return f"{len(names)} of {counted(len(modules), 'module')}: {listed(name or '(the model)' for name in outermost)}"
 
 
@@ -109,13 +112,10 @@ def frozen_batch_norms(model: nn.Module) -> Iterator[None]:
         and not isinstance(module, nn.SyncBatchNorm)
         and module.training
     ]
-    for norm in norms:
-        norm.training = False
-    try:
-        yield
-    finally:
+    with attribute_restored(norms, "training"):
         for norm in norms:
-            norm.training = True
+            norm.training = False
+        yield
 
 
 def _overrides_train(module: nn.Module) -> bool:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import require_storable
 from hpctrain.config.optimizer import (
-    HANDLING_KEYS,
     NAMED_KEYS,
-    Handling,
+    OPTION_KEYS,
     NamedOptimizer,
+    ParameterOptions,
     entries_of,
-    handling_of,
     named_optimizers,
+    parameter_options,
 )
 from hpctrain.config.target import NEEDS_A_CLOSURE
 from hpctrain.errors import CheckpointError, ConfigError, TaskError
@@ -35,13 +35,13 @@ class BuiltOptimizer:
     """An optimizer, and what the training knows of its groups.
 
     Attributes:
-        named: its configuration.
+        settings: its configuration.
         optimizer: over the parameters of the groups that aren't frozen.
         base_lr: its learning rate at the schedule's factor 1, without the factors of groups.
         groups: of its parameters, frozen ones included.
     """
 
-    named: NamedOptimizer
+    settings: NamedOptimizer
     optimizer: torch.optim.Optimizer
     base_lr: float
     groups: Sequence[ParameterGroup]
@@ -65,13 +65,15 @@ def build_optimizers(node: Mapping[str, Any], model: nn.Module, global_batch_siz
         raise TaskError("no parameter of the model requires a gradient: there is nothing to train")
     optimizers = named_optimizers(node)
     pairs = zip(optimizers, distribute(optimizers, names), strict=True)
-    return [_built(each, names, chosen, global_batch_size) for each, chosen in pairs]
+    return [_build_optimizer(settings, names, own_names, global_batch_size) for settings, own_names in pairs]
 
 
-def _built(named: NamedOptimizer, names: ModelNames, chosen: Sequence[str], global_batch_size: int) -> BuiltOptimizer:
-    key, node = named.key, named.node
-    handling, entries = handling_of(node), entries_of(key, node)
-    groups = split(assign(names, chosen, entries), handling, names, key)
+def _build_optimizer(
+    settings: NamedOptimizer, names: ModelNames, own_names: Sequence[str], global_batch_size: int
+) -> BuiltOptimizer:
+    key, node = settings.key, settings.node
+    handling, entries = parameter_options(node), entries_of(key, node)
+    groups = split(assign(names, own_names, entries), handling, names, key)
     trained = [group for group in groups if not group.frozen]
     # as a plain list if there is nothing to tell apart: not every class of a user's own takes groups
     plain = not entries and len(trained) == 1 and not trained[0].options
@@ -80,11 +82,11 @@ def _built(named: NamedOptimizer, names: ModelNames, chosen: Sequence[str], glob
         if plain
         else [{"params": list(group.parameters.values()), **group.options} for group in trained]
     )
-    handled = NAMED_KEYS if named.name else HANDLING_KEYS
+    handled = NAMED_KEYS if settings.name else OPTION_KEYS
     options = {name: value for name, value in node.items() if name not in handled}
-    if named.shared:
+    if settings.shared:
         takes = inspect.signature(locate(key, node["_target_"])).parameters
-        options = {name: value for name, value in named.shared.items() if name in takes} | options
+        options = {name: value for name, value in settings.shared.items() if name in takes} | options
     optimizer = instantiate(key, options, arguments)
     _check_class(key, node["_target_"], optimizer)
     # some classes make states in their constructor
@@ -98,12 +100,12 @@ def _built(named: NamedOptimizer, names: ModelNames, chosen: Sequence[str], glob
         # the schedule overwrites `lr` in each step, in place if it is a tensor, and needs the rate that it starts from
         group["initial_lr"] = float(group["lr"])
     base_lr = optimizer.defaults.get("lr", optimizer.param_groups[0]["lr"])
-    return BuiltOptimizer(named=named, optimizer=optimizer, base_lr=float(base_lr) * factor, groups=groups)
+    return BuiltOptimizer(settings=settings, optimizer=optimizer, base_lr=float(base_lr) * factor, groups=groups)
 
 
 def drop_absent_states(optimizer: torch.optim.Optimizer) -> None:
     """Drop the states of parameters that only other ranks of a pipeline have."""
-    for parameter in [each for each in optimizer.state if isinstance(each, Tensor) and each.is_meta]:
+    for parameter in [key for key in optimizer.state if isinstance(key, Tensor) and key.is_meta]:
         del optimizer.state[parameter]
 
 
@@ -120,13 +122,13 @@ def _check_options(groups: Sequence[ParameterGroup], optimizer: torch.optim.Opti
     for group in groups:
         for name in group.entry.options if group.entry is not None else ():
             if name not in optimizer.defaults:
-                known = ", ".join(optimizer.defaults)
+                choices = ", ".join(optimizer.defaults)
                 problem = f"is not an option of a group of {type(optimizer).__name__}"
                 assert group.entry is not None
-                raise ConfigError(f"{group.entry.key}.{name}", group.entry.options[name], problem, f"it has {known}")
+                raise ConfigError(f"{group.entry.key}.{name}", group.entry.options[name], problem, f"it has {choices}")
 
 
-def _learning_rate_scale(handling: Handling, global_batch_size: int) -> float:
+def _learning_rate_scale(handling: ParameterOptions, global_batch_size: int) -> float:
     ratio = global_batch_size / handling.lr_base_batch_size
     return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[handling.lr_scaling]
 
@@ -197,12 +199,12 @@ def _outside_of_checkpoints(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     kind = type(optimizer)
     if kind.__module__.startswith("torch.optim.") or kind.state_dict is not torch.optim.Optimizer.state_dict:
         return {}
-    found: dict[str, Any] = {}
+    fingerprints: dict[str, Any] = {}
     for name, value in vars(optimizer).items():
         if type(value) in (int, float):
-            found[name] = value
+            fingerprints[name] = value
         elif isinstance(value, Tensor):
-            found[name] = id(value), value._version
+            fingerprints[name] = id(value), value._version
         elif isinstance(value, torch.optim.Optimizer) and value.state:
-            found[name] = None
-    return found
+            fingerprints[name] = None
+    return fingerprints

@@ -1,4 +1,4 @@
-"""Which parameters an optimizer trains alike: by the entries of its groups, by layer, and by their weight decay."""
+"""Groups of parameters that an optimizer trains alike: by its entries, by layer, and by weight decay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.checkpoint.state import PlainNames
-from hpctrain.config.optimizer import GroupEntry, Handling, NamedOptimizer, entries_of, named_optimizers
+from hpctrain.config.optimizer import GroupEntry, NamedOptimizer, ParameterOptions, entries_of, named_optimizers
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 
@@ -58,7 +58,7 @@ class ModelNames:
     def matches(self, name: str, patterns: Iterable[str]) -> bool:
         """Whether one of the patterns matches one of the names of the parameter ``name``."""
         names = self._all[id(self.parameters[name])]
-        return any(fnmatchcase(one, pattern) for pattern in patterns for one in names)
+        return any(fnmatchcase(alias, pattern) for pattern in patterns for alias in names)
 
     def require_match(self, key: str, pattern: str) -> None:
         """Refuse a pattern that matches no parameter, and name near ones.
@@ -69,19 +69,19 @@ class ModelNames:
         if any(self.matches(name, [pattern]) for name in self.parameters):
             return
         parts = [name.split(".") for name in self.parameters]
-        outer = {".".join(one[:length]) + ".*" for one in parts for length in range(1, len(one))}
+        outer = {".".join(path[:length]) + ".*" for path in parts for length in range(1, len(path))}
         near = difflib.get_close_matches(pattern, sorted(outer.union(self.parameters)), n=3)
-        first = dict.fromkeys(f"{one[0]}.*" if len(one) > 1 else one[0] for one in parts)
+        first = dict.fromkeys(f"{path[0]}.*" if len(path) > 1 else path[0] for path in parts)
         remedy = f"did you mean {' or '.join(near)}?" if near else f"it has {listed(first)}"
         raise ConfigError(key, pattern, "matches no parameter of the model", remedy)
 
 
-def assign(names: ModelNames, chosen: Sequence[str], entries: Sequence[GroupEntry]) -> list[ParameterGroup]:
+def assign(names: ModelNames, optimizer_names: Sequence[str], entries: Sequence[GroupEntry]) -> list[ParameterGroup]:
     """Assign an optimizer's parameters to the entries of its groups; the first entry that matches one decides.
 
     Args:
         names: of the whole model.
-        chosen: names of the optimizer's parameters.
+        optimizer_names: names of the optimizer's parameters.
         entries: of the optimizer.
 
     Returns:
@@ -90,33 +90,33 @@ def assign(names: ModelNames, chosen: Sequence[str], entries: Sequence[GroupEntr
     Raises:
         ConfigError: a pattern matches nothing, or an entry gets nothing that can be trained.
     """
-    rest = list(chosen)
+    free_names = list(optimizer_names)
     groups = []
     for entry in entries:
         for pattern in entry.match:
             names.require_match(f"{entry.key}.match", pattern)
-        matched = {name for name in chosen if names.matches(name, entry.match)}
-        found = [name for name in rest if name in matched]
-        rest = [name for name in rest if name not in matched]
-        inside = {name: names.parameters[name] for name in found}
+        matched = {name for name in optimizer_names if names.matches(name, entry.match)}
+        entry_names = [name for name in free_names if name in matched]
+        free_names = [name for name in free_names if name not in matched]
+        inside = {name: names.parameters[name] for name in entry_names}
         if not entry.frozen:
             inside = {name: parameter for name, parameter in inside.items() if parameter.requires_grad}
         if not inside:
-            raise _empty(entry, matched, found)
+            raise _empty_group_error(entry, matched, entry_names)
         label = ", ".join(entry.match)
         groups.append(
             ParameterGroup(
                 label=label, parameters=inside, entry=entry, lr_factor=entry.lr_factor, options=entry.options
             )
         )
-    others = {name: names.parameters[name] for name in rest if names.parameters[name].requires_grad}
-    first = ParameterGroup(label="(others)" if entries else "(all)", parameters=others, options={})
-    return [first, *groups] if others else groups
+    free_parameters = {name: names.parameters[name] for name in free_names if names.parameters[name].requires_grad}
+    first = ParameterGroup(label="(others)" if entries else "(all)", parameters=free_parameters, options={})
+    return [first, *groups] if free_parameters else groups
 
 
-def _empty(entry: GroupEntry, matched: Collection[str], found: Sequence[str]) -> ConfigError:
+def _empty_group_error(entry: GroupEntry, matched: Collection[str], entry_names: Sequence[str]) -> ConfigError:
     pattern = listed(entry.match)
-    if found:
+    if entry_names:
         problem = "the model itself has frozen all parameters that it matches"
         return ConfigError(f"{entry.key}.match", pattern, problem, "remove the entry, or unfreeze them in the model")
     if matched:
@@ -126,19 +126,21 @@ def _empty(entry: GroupEntry, matched: Collection[str], found: Sequence[str]) ->
     return ConfigError(f"{entry.key}.match", pattern, problem, "list it among the groups of that optimizer")
 
 
-def split(groups: Iterable[ParameterGroup], handling: Handling, names: ModelNames, key: str) -> list[ParameterGroup]:
+def split(
+    groups: Iterable[ParameterGroup], handling: ParameterOptions, names: ModelNames, key: str
+) -> list[ParameterGroup]:
     """Split groups by layer if the learning rate decays over the layers, and by weight decay if some are spared it.
 
     Raises:
         ConfigError: the model has no such list of blocks.
     """
-    found = list(groups)
+    parts = list(groups)
     if handling.layer_decay is not None:
         factors = layer_factors(list(names.parameters), handling.layer_decay, handling.layer_decay_module, key)
-        found = [part for group in found for part in _by_layer(group, factors)]
+        parts = [part for group in parts for part in _by_layer(group, factors)]
     if handling.no_decay_norm_bias:
-        found = [part for group in found for part in _by_weight_decay(group)]
-    return found
+        parts = [part for group in parts for part in _by_weight_decay(group)]
+    return parts
 
 
 def layer_factors(names: Sequence[str], decay: float, layer_decay_module: str, key: str) -> dict[str, float]:
@@ -165,7 +167,7 @@ def layer_factors(names: Sequence[str], decay: float, layer_decay_module: str, k
                 blocks[name] = int(part[1])
                 break
     if not blocks:
-        numbered = sorted({name[: found.start()] for name in names if (found := re.search(r"\.(\d+)\.", name))})
+        numbered = sorted({name[: match.start()] for name in names if (match := re.search(r"\.(\d+)\.", name))})
         remedy = f"numbered modules are in {listed(numbered)}" if numbered else "remove layer_decay"
         raise ConfigError(
             f"{key}.layer_decay_module", layer_decay_module, "the model has no numbered blocks of that name", remedy
@@ -221,30 +223,30 @@ def distribute(optimizers: Sequence[NamedOptimizer], names: ModelNames) -> list[
     """
     if not optimizers[0].name:
         return [list(names.parameters)]
-    chosen = [_matched(each, names) for each in optimizers]
-    taken = {name for found in chosen for name in found}
-    for number, each in enumerate(optimizers):
-        if each.match is None:
-            chosen[number] = [name for name in names.parameters if name not in taken]
+    names_by_optimizer = [_names_matching(optimizer, names) for optimizer in optimizers]
+    matched_names = {name for own_names in names_by_optimizer for name in own_names}
+    for number, optimizer in enumerate(optimizers):
+        if optimizer.match is None:
+            names_by_optimizer[number] = [name for name in names.parameters if name not in matched_names]
     owners: dict[str, NamedOptimizer] = {}
     trained = [name for name, parameter in names.parameters.items() if parameter.requires_grad]
-    for each, found in zip(optimizers, chosen, strict=True):
-        if not set(found).intersection(trained):
-            raise _nothing(each)
-        for name in found:
-            other = owners.setdefault(name, each)
-            if other is not each and names.parameters[name].requires_grad:
-                problem = f"{name} also belongs to {other.key}"
-                remedy = f"narrow one of the patterns, or add {each.key}.exclude"
-                raise ConfigError(f"{each.key}.match", listed(each.match or ()), problem, remedy)
+    for optimizer, own_names in zip(optimizers, names_by_optimizer, strict=True):
+        if not set(own_names).intersection(trained):
+            raise _no_match_error(optimizer)
+        for name in own_names:
+            owner = owners.setdefault(name, optimizer)
+            if owner is not optimizer and names.parameters[name].requires_grad:
+                problem = f"{name} also belongs to {owner.key}"
+                remedy = f"narrow one of the patterns, or add {optimizer.key}.exclude"
+                raise ConfigError(f"{optimizer.key}.match", listed(optimizer.match or ()), problem, remedy)
     if unowned := [name for name in trained if name not in owners]:
-        problem = f"no optimizer trains {listed(unowned, shown=3)}"
+        problem = f"no optimizer trains {listed(unowned, max_names=3)}"
         remedy = "match them, leave match out in one entry, or freeze them in build_model"
-        raise ConfigError("optimizer.named", listed(each.name for each in optimizers), problem, remedy)
-    return chosen
+        raise ConfigError("optimizer.named", listed(optimizer.name for optimizer in optimizers), problem, remedy)
+    return names_by_optimizer
 
 
-def _nothing(optimizer: NamedOptimizer) -> ConfigError:
+def _no_match_error(optimizer: NamedOptimizer) -> ConfigError:
     if optimizer.match is None:
         problem = "the other optimizers match all parameters that require a gradient"
         return ConfigError(f"{optimizer.key}.match", None, problem, "narrow their patterns, or remove the entry")
@@ -254,7 +256,7 @@ def _nothing(optimizer: NamedOptimizer) -> ConfigError:
     return ConfigError(f"{optimizer.key}.match", listed(optimizer.match), problem, "correct or remove the entry")
 
 
-def _matched(optimizer: NamedOptimizer, names: ModelNames) -> list[str]:
+def _names_matching(optimizer: NamedOptimizer, names: ModelNames) -> list[str]:
     if optimizer.match is None:
         return []
     for pattern in optimizer.match:
@@ -279,18 +281,18 @@ def freeze(node: Mapping[str, Any], model: nn.Module) -> None:
         ConfigError: as `distribute` and `assign`.
     """
     optimizers = named_optimizers(node)
-    entries = [entries_of(each.key, each.node) for each in optimizers]
-    if not any(entry.frozen for own in entries for entry in own):
+    entries = [entries_of(optimizer.key, optimizer.node) for optimizer in optimizers]
+    if not any(entry.frozen for optimizer_entries in entries for entry in optimizer_entries):
         return
     names = ModelNames(model)
-    for chosen, own in zip(distribute(optimizers, names), entries, strict=True):
-        groups = assign(names, chosen, own)
+    for optimizer_names, optimizer_entries in zip(distribute(optimizers, names), entries, strict=True):
+        groups = assign(names, optimizer_names, optimizer_entries)
         if all(group.frozen for group in groups):
             problem = "freezes all parameters of this optimizer"
-            if len(own) > 1:
+            if len(optimizer_entries) > 1:
                 problem = "freezes the last parameters of this optimizer that aren't frozen"
             remedy = "leave some of them unfrozen, or remove the optimizer"
-            raise ConfigError(f"{own[-1].key}.frozen", True, problem, remedy)
+            raise ConfigError(f"{optimizer_entries[-1].key}.frozen", True, problem, remedy)
         for group in groups:
             if group.frozen:
                 for parameter in group.parameters.values():

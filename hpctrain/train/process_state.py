@@ -1,4 +1,4 @@
-"""What training changes in its process, for a program that continues afterwards."""
+"""Restore what training changes in its process, for a program that continues afterwards."""
 
 from __future__ import annotations
 

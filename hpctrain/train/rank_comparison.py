@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ class RankComparison:
         for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in tensors:
                 if name not in ignored:
-                    self.add(f"the {kind} {name}", described(tensor), remedy)
+                    self.add(f"the {kind} {name}", describe_tensor(tensor), remedy)
 
     def require_same(self) -> None:
         """Compare the facts added since the last call with those of the other ranks; collective.
@@ -128,7 +128,7 @@ def require_same_model(model: nn.Module, world: World, remedy: str = SAME_MODEL)
     comparison.require_same()
 
 
-def described(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     """Describe the shape and type of a tensor, as ranks compare them."""
     if is_lazy(tensor):
         return "without a shape"
@@ -187,13 +187,14 @@ _PROCESS_DEPENDENT = re.compile(r"[^\s'\"]*/|\b0x[0-9a-fA-F]+")
 _WORD = re.compile(r"[^\s,(){}\[\]]+")
 
 
+@dataclass(eq=False)
 class SampleCheck:
     """Compares the first, the middle and the last sample of a dataset between ranks; of a stream, the first three.
 
     Of a `ShardedStream` it reads only the first stream, since no rank reads them all; of a `ShuffledStream`, the stream
     inside, without filling the window. It skips a Hugging Face stream with a shuffle buffer.
 
-    Args:
+    Attributes:
         dataset: of the task.
         world: the ranks.
         seed: of the samples' random draws.
@@ -203,22 +204,13 @@ class SampleCheck:
         stop: after a request to stop, this rank compares only what it has read so far; None for no stop.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        world: World,
-        *,
-        seed: int,
-        collate_fn: Collate | None,
-        workers: Workers,
-        stop: StopRequest | None = None,
-    ) -> None:
-        self._loading = None if stop is None else LoadingStop(stop)
-        self._dataset = dataset
-        self._world = world
-        self._seed = seed
-        self._collate = collate_fn
-        self._workers = replace(workers, num_workers=min(1, workers.num_workers), pin_memory=False)
+    dataset: Dataset[Any]
+    world: World
+    _: KW_ONLY
+    seed: int
+    collate_fn: Collate | None
+    workers: Workers
+    stop: StopRequest | None = None
 
     def __call__(self, kind: str) -> None:
         """Read and compare the samples; collective. Global random states are as before.
@@ -232,26 +224,26 @@ class SampleCheck:
         Raises:
             TaskError: on every rank; names the sample, and the ranks that differ from the first one that has read it.
         """
-        if self._world.control is None:
+        if self.world.control is None:
             return
-        last = NUM_OF_STREAM - 1 if is_stream(self._dataset) else max(0, len(self._dataset) - 1)  # type: ignore[arg-type]  # Dataset declares no __len__
+        last = NUM_OF_STREAM - 1 if is_stream(self.dataset) else max(0, len(self.dataset) - 1)  # type: ignore[arg-type]  # Dataset declares no __len__
         indices = [0, last // 2, last]
         samples = torch.stack(self._read(indices))
-        differing = self._differs(samples).nonzero().flatten().tolist()
+        differing = self._differ_between_ranks(samples).nonzero().flatten().tolist()
         if not differing:
             return
         index, sample = indices[differing[0]], samples[differing[0]]
         varies = any(_differ(sample, *self._read([index])) for _ in range(REPEATS))
-        if self._world.combine_(torch.tensor([int(varies)]), "max").item():
+        if self.world.combine_(torch.tensor([int(varies)]), "max").item():
             return
-        gathered = self._world.gather(None if sample.isinf().any() else sample.tolist())
+        gathered = self.world.gather(None if sample.isinf().any() else sample.tolist())
         message = None
         if gathered is not None:
-            remedy = SAME_STREAM if is_stream(self._dataset) else SAME_DATA
-            message = f"{_who_differs(gathered)} in the content of {kind} sample {index}; {remedy}"
-        raise TaskError(self._world.broadcast(message))
+            remedy = SAME_STREAM if is_stream(self.dataset) else SAME_DATA
+            message = f"{_describe_differing_ranks(gathered)} in the content of {kind} sample {index}; {remedy}"
+        raise TaskError(self.world.broadcast(message))
 
-    def _differs(self, samples: Tensor) -> Tensor:
+    def _differ_between_ranks(self, samples: Tensor) -> Tensor:
         """Return, for each sample, whether two ranks have read different numbers; collective.
 
         Args:
@@ -262,7 +254,7 @@ class SampleCheck:
         # infinite in all three, and leaves the others as they are
         extremes = torch.stack([numbers, torch.where(numbers.isinf(), numbers, -numbers), -tolerances])
         extremes[2][tolerances.isinf()] = torch.inf
-        low, negative_high, negative_tolerance = self._world.combine_(extremes, "min")
+        low, negative_high, negative_tolerance = self.world.combine_(extremes, "min")
         differs: Tensor = (-negative_high - low > -negative_tolerance).any(1)
         return differs
 
@@ -270,35 +262,37 @@ class SampleCheck:
         """Read samples, each in a batch of its own; `UNREAD` for what can't be read, or not in time."""
         samples: list[Tensor] = []
         begin = time.monotonic()
+        workers = replace(self.workers, num_workers=min(1, self.workers.num_workers), pin_memory=False)
+        loading = None if self.stop is None else LoadingStop(self.stop)
         # an error of the dataset is raised where training reads the sample, if it does
-        with random_states_restored(self._world.gpus), suppress(Exception, StopWhileLoading):
+        with random_states_restored(self.world.gpus), suppress(Exception, StopWhileLoading):
             requests = [(0, np.array([index])) for index in indices]
-            for batch in fetch_batches(self._fetcher(), requests, self._workers, self._loading):
-                samples.append(_numbers_of(batch))
+            for batch in fetch_batches(self._fetcher(), requests, workers, loading):
+                samples.append(_fingerprint(batch))
                 if time.monotonic() - begin > MAX_S:
                     break
         return samples + [UNREAD] * (len(indices) - len(samples))
 
     def _fetcher(self) -> BatchFetcher:
         """Make a fetcher that leaves the dataset's own position unchanged."""
-        if not is_stream(self._dataset):
-            return BatchFetcher(self._dataset, self._seed, self._collate)
-        stream = streams_of(self._dataset)[0]
+        if not is_stream(self.dataset):
+            return BatchFetcher(self.dataset, self.seed, self.collate_fn)
+        stream = streams_of(self.dataset)[0]
         while isinstance(stream, ShuffledStream):
             stream = stream._stream
         if loses_samples(stream):
             raise TaskError("its buffer would have to be filled first")
-        return EpochFetcher(fresh_copy(stream), self._collate)
+        return EpochFetcher(fresh_copy(stream), self.collate_fn)
 
 
-def _numbers_of(batch: Any) -> Tensor:
+def _fingerprint(batch: Any) -> Tensor:
     """Return the numbers of a batch to compare, and their tolerances, of shape [2, NUM_NUMBERS]."""
     numbers: list[float] = []
     tolerances: list[float] = []
     for tensor in iterate_tensors(batch):
         elements = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().flatten()
-        chosen = elements[_spread(len(elements), NUM_AVERAGED)].double().nan_to_num()
-        picked = chosen[_spread(len(chosen), NUM_PICKED)]
+        chosen = elements[_spread_indices(len(elements), NUM_AVERAGED)].double().nan_to_num()
+        picked = chosen[_spread_indices(len(chosen), NUM_PICKED)]
         numbers += [len(elements), *picked.tolist(), *([chosen.mean().item()] if len(chosen) else [])]
         is_exact = not elements.is_floating_point() and elements.dtype is not torch.uint8
         tolerance = 0.0 if is_exact or not len(chosen) else TOLERANCE * chosen.abs().max().item()
@@ -311,16 +305,16 @@ def _numbers_of(batch: Any) -> Tensor:
     return torch.tensor([(numbers + padding)[:NUM_NUMBERS], (tolerances + padding)[:NUM_NUMBERS]], dtype=torch.float64)
 
 
-def _spread(length: int, max_count: int) -> Tensor:
+def _spread_indices(length: int, max_count: int) -> Tensor:
     return torch.linspace(0, length - 1, min(length, max_count), dtype=torch.float64).long()
 
 
-def _differ(left: Tensor, right: Tensor) -> bool:
-    """Whether two results of `_numbers_of` differ by more than their tolerances."""
-    return bool(((left[0] - right[0]).abs() > torch.maximum(left[1], right[1])).any())
+def _differ(first: Tensor, second: Tensor) -> bool:
+    """Whether two results of `_fingerprint` differ by more than their tolerances."""
+    return bool(((first[0] - second[0]).abs() > torch.maximum(first[1], second[1])).any())
 
 
-def _who_differs(gathered: list[Any]) -> str:
+def _describe_differing_ranks(gathered: list[Any]) -> str:
     samples = {rank: torch.tensor(sample) for rank, sample in enumerate(gathered) if sample is not None}
     first = min(samples)
     ranks = [rank for rank, sample in samples.items() if _differ(samples[first], sample)]

@@ -56,7 +56,7 @@ def log_start(training: Training, claim: Claim, *, step: int, hosts: list[str], 
         **_nccl(training),
         "precision": training.config.precision.kind + (", compiled" if training.config.trainer.compile else ""),
         "data": _data(training),
-        "checkpoints": _plan(training, step),
+        "checkpoints": _checkpoint_plan(training, step),
         "disk": describe_disk_space(directory, _checkpoint_bytes(training), training.checkpoint_policy),
     }
     if in_evaluation_mode := describe_evaluation_mode(training.network.replica.model):
@@ -78,16 +78,16 @@ def _optimizers(training: Training) -> dict[str, str]:
     """Describe each of the named optimizers; empty if there is only one, without a name."""
     rows = {}
     for number, built in enumerate(training.optimizers):
-        named = built.named
-        if not named.name:
+        settings = built.settings
+        if not settings.name:
             return {}
-        often = "in every step" if named.every_steps == 1 else f"every {named.every_steps} steps"
-        if named.schedule is None:
+        often = "in every step" if settings.every_steps == 1 else f"every {settings.every_steps} steps"
+        if settings.schedule is None:
             schedule = _schedule(training.config.schedule)
         else:
-            schedule = f"{_schedule(schedule_of(f'{named.key}.schedule', named.schedule))} of its own"
+            schedule = f"{_schedule(schedule_of(f'{settings.key}.schedule', settings.schedule))} of its own"
         rows[f"optimizer {number}"] = (
-            f"{named.name}: {type(built.optimizer).__name__} minimises {named.loss} {often}, schedule {schedule}"
+            f"{settings.name}: {type(built.optimizer).__name__} minimises {settings.loss} {often}, schedule {schedule}"
         )
     return rows
 
@@ -115,7 +115,7 @@ def _groups(training: Training) -> dict[str, str]:
             how += f", from step {group.entry.unfreeze_at_step} on"
         elif group.entry is not None and group.entry.unfreeze_at_epoch is not None:
             how += f", from epoch {group.entry.unfreeze_at_epoch:g} on"
-        owner = f"{built.named.name}, " if built.named.name else ""
+        owner = f"{built.settings.name}, " if built.settings.name else ""
         rows[f"group {number}"] = f"{owner}{group.label}: {size}, {how}"
     return rows
 
@@ -152,10 +152,10 @@ def _nccl(training: Training) -> dict[str, str]:
         return {}
     timeout_s = training.config.health.collective_timeout_s
     usual = nccl_defaults(timeout_s)
-    kept = user_nccl_variables(os.environ, timeout_s).items()
+    variables = user_nccl_variables(os.environ, timeout_s).items()
     names = {older: name for name, older in ALIASES.items()}
-    shown = [f"{name}={value} (hpctrain's default: {usual[names.get(name, name)]})" for name, value in kept]
-    return {"nccl": f"kept from your environment: {listed(shown)}"} if shown else {}
+    texts = [f"{name}={value} (hpctrain's default: {usual[names.get(name, name)]})" for name, value in variables]
+    return {"nccl": f"kept from your environment: {listed(texts)}"} if texts else {}
 
 
 def _data(training: Training) -> str:
@@ -179,7 +179,7 @@ def _checkpoint_bytes(training: Training) -> int:
     return size * training.network.replica.num_ranks
 
 
-def _plan(training: Training, step: int) -> str:
+def _checkpoint_plan(training: Training, step: int) -> str:
     policy, times = training.checkpoint_policy, []
     if policy.every_steps is not None:
         times.append(f"every {counted(policy.every_steps, 'step')}")
@@ -194,9 +194,9 @@ def _plan(training: Training, step: int) -> str:
         among = "the best so far" if policy.keep_best == 1 else f"among the best {policy.keep_best} so far"
         times.append(f"after each evaluation that is {among} ({num_evaluations} to come)")
     how = "in the background" if policy.asynchronous else "while training waits"
-    kept = [f"the newest {policy.keep}"]
+    retention = [f"the newest {policy.keep}"]
     if policy.keep_every is not None:
-        kept.append(f"those of every {counted(policy.keep_every, 'step')}")
+        retention.append(f"those of every {counted(policy.keep_every, 'step')}")
     if policy.keep_best:
-        kept.append(f"the best {policy.keep_best}")
-    return f"{all_of([*times, 'at the end'])}, written {how}; {' and '.join(kept)} are kept"
+        retention.append(f"the best {policy.keep_best}")
+    return f"{all_of([*times, 'at the end'])}, written {how}; {' and '.join(retention)} are kept"

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -85,52 +85,40 @@ class Loss:
         return f"train/loss_scale{self.suffix}"
 
 
+@dataclass(eq=False)
 class Turn:
     """Accumulates the gradients of one loss over a global batch, and updates the weights that this loss trains.
 
     Gradients are those of the mean loss over the step's samples, at any world size and accumulation. The replica
-    decides when they are reduced over the ranks.
+    decides when they are reduced over the ranks. The turn steps the optimizers, and not the task: accumulation, loss
+    scale, clipping and exact resumes would otherwise be the task's.
 
-    Args:
+    Attributes:
         loss: whose gradients are accumulated.
         module: computes the loss, and has the parameters that the turn trains.
         update: of the optimizers that step for this loss.
         gradients: checks that the parameters get gradients.
         task_state: of the task; None for a task without one.
-        every_steps: steps from one turn to the next.
-
-    Attributes:
-        loss: as given.
-        module: as given.
-        update: as given.
-        gradients: as given.
-        every_steps: as given.
-        task_state: as given.
+        every_steps: steps from one turn to the next. So several steps of a critic for each of its generator need no
+            data order of their own: a step is one global batch.
         is_computing: whether the task's method is running.
     """
 
-    def __init__(
-        self,
-        loss: Loss,
-        module: TrainedModule,
-        update: JointUpdate,
-        gradients: GradientCheck,
-        *,
-        task_state: TaskState | None = None,
-        every_steps: int = 1,
-    ) -> None:
-        self.loss = loss
-        self.module = module
-        self.update = update
-        self.gradients = gradients
-        self.every_steps = every_steps
-        self.is_computing = False
-        self.task_state = task_state
-        compute: Callable[[nn.Module, Any], Any] = getattr(loss.task, loss.function)
-        self._compute = autocasting(compute, loss.precision, loss.device)
-        self._is_on_host = loss.device.type == "cpu"
-        self._log_name = loss.log_name
-        self._checked_names: set[str] = set()
+    loss: Loss
+    module: TrainedModule
+    update: JointUpdate
+    gradients: GradientCheck
+    _: KW_ONLY
+    task_state: TaskState | None = None
+    every_steps: int = 1
+    is_computing: bool = field(default=False, init=False)
+    _checked_names: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        compute: Callable[[nn.Module, Any], Any] = getattr(self.loss.task, self.loss.function)
+        self._compute = autocasting(compute, self.loss.precision, self.loss.device)
+        self._is_on_host = self.loss.device.type == "cpu"
+        self._log_name = self.loss.log_name
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -234,7 +222,7 @@ class Turn:
             # with weight 0, the micro-batch only takes part in the collectives
             if weight:
                 self.loss.meter.add_mean(self._log_name, loss, weight)
-                if scalars and task_log.of_callbacks:
+                if scalars and task_log.callback_scalars:
                     task_log.require_not_of_callbacks(scalars)
                 for name, value in scalars.items():
                     self.loss.meter.add_value(f"{TRAIN_PREFIX}{name}", value, weight)
@@ -291,7 +279,7 @@ class Turn:
     def _require_dependence(self, loss: Tensor) -> None:
         if loss.requires_grad:
             return
-        names = listed(self.module.names_of(self.module.unfrozen), shown=3)
+        names = listed(self.module.names_of(self.module.unfrozen), max_names=3)
         raise TaskError(
             f"{self.loss.method} depends on none of the parameters that it trains ({names}): compute it from them, "
             "without detach() and no_grad(), and return it without calling backward()"
@@ -371,29 +359,25 @@ class _PartPasses:
             self._timer.mark("backward")
 
 
+@dataclass(eq=False)
 class TrainStep:
     """Takes the turns of a step, and averages the weights after them.
 
-    Args:
+    Attributes:
         turns: in their order. Their parameters are disjoint, and in a turn only its own require gradients.
         world: the ranks.
         first_micro_batch: for the pass before the first step, in which replicas reach their final layout.
         ema: averages the weights after each step; None for no average.
-
-    Attributes:
-        turns: in their order.
-        ema: as given.
     """
 
-    def __init__(
-        self, turns: Sequence[Turn], world: World, first_micro_batch: FirstMicroBatch, ema: Ema | None = None
-    ) -> None:
-        self.turns = turns
-        self.ema = ema
-        self._world = world
-        self._first_micro_batch = first_micro_batch
-        self._only = turns[0] if len(turns) == 1 else None
-        self._next_change: int | None = None
+    turns: Sequence[Turn]
+    world: World
+    first_micro_batch: FirstMicroBatch
+    ema: Ema | None = None
+    _next_change: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._only = self.turns[0] if len(self.turns) == 1 else None
 
     @property
     def updates(self) -> list[Update]:
@@ -430,13 +414,16 @@ class TrainStep:
     def build_replicas(self, step: int) -> list[Turn]:
         """Build the replicas for the parameters that are trained from step ``step`` on; collective.
 
+        Each turn has one over its own parameters: over the whole model, with `find_unused_parameters`, DDP would reduce
+        gradients that no optimizer uses.
+
         Returns:
             The turns whose replica had to be built.
         """
         built = []
         for turn in self.turns:
             # a replica is over what requires a gradient
-            for parameter in itertools.chain.from_iterable(other.module.trained for other in self.turns):
+            for parameter in itertools.chain.from_iterable(sibling.module.trained for sibling in self.turns):
                 parameter.requires_grad = False
             if turn.module.prepare(step):
                 built.append(turn)
@@ -447,9 +434,9 @@ class TrainStep:
 
     def _unfreeze(self, step: int) -> None:
         built = self.build_replicas(step)
-        for module in (turn.module for turn in built if self._world.is_rank_zero):
+        for module in (turn.module for turn in built if self.world.is_rank_zero):
             size = f"{sum(map(torch.numel, module.added)):,} parameters in {counted(len(module.added), 'tensor')}"
-            log.info("after step %d: unfroze %s: %s", step, size, listed(module.names_of(module.added), shown=4))
+            log.info("after step %d: unfroze %s: %s", step, size, listed(module.names_of(module.added), max_names=4))
         self._settle(built)
 
     def _settle(self, turns: Sequence[Turn]) -> None:
@@ -460,7 +447,7 @@ class TrainStep:
                 turn.module.replica.fix_layout(turn.module.loss_module, partial(self._throwaway_pass, turn))
 
     def _throwaway_pass(self, turn: Turn) -> None:
-        with self._first_micro_batch() as micro_batch:
+        with self.first_micro_batch() as micro_batch:
             turn.try_out(micro_batch)
 
     def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None = None) -> None:
@@ -482,21 +469,21 @@ class TrainStep:
 
     def _take_turns(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None) -> bool:
         turns = [turn for turn in self.turns if (step + 1) % turn.every_steps == 0]
-        supply, kept, updated = micro_batches, list[MicroBatch](), False
+        supply, buffer, updated = micro_batches, list[MicroBatch](), False
         if len(turns) > 1:
-            supply = _keeping(micro_batches, kept)
+            supply = _fill_buffer(micro_batches, buffer)
         for turn in turns:
             turn.module.require_gradients(True)
             updated |= turn(step, supply, timer)
             turn.module.require_gradients(False)
-            supply = iter(kept)
+            supply = iter(buffer)
         return updated
 
 
-def _keeping(micro_batches: Iterator[MicroBatch], kept: list[MicroBatch]) -> Iterator[MicroBatch]:
+def _fill_buffer(micro_batches: Iterator[MicroBatch], buffer: list[MicroBatch]) -> Iterator[MicroBatch]:
     """Yield the micro-batches of a step, and keep them for the turns that follow."""
     for micro_batch in micro_batches:
-        kept.append(micro_batch)
+        buffer.append(micro_batch)
         yield micro_batch
         if micro_batch.is_last:
             return

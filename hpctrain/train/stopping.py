@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from hpctrain.attempt.outcome import TIME_BOUND
@@ -31,42 +32,32 @@ SAFETY = 1.5
 log = logging.getLogger("hpctrain.train")
 
 
+@dataclass(eq=False)
 class Stopping:
     """The stop of one attempt.
 
-    Args:
+    Attributes:
         world: the ranks.
         environment: this rank's place.
         request: this rank's request to stop.
         pause_at: the step after which the run pauses; None for no pause.
         claim: of the attempt, where the user's `cancel` leaves a stop file; None without a run directory.
-        slurm: is asked for the cause of the stop; None for that of the environment.
-
-    Attributes:
-        request: this rank's request to stop.
+        slurm: is asked for the cause of the stop.
         agreement: of the ranks, on stopping and on saving.
-        pause_at: see above.
     """
 
-    def __init__(
-        self,
-        world: World,
-        environment: ClusterEnvironment,
-        request: StopRequest,
-        *,
-        pause_at: int | None = None,
-        claim: Claim | None = None,
-        slurm: Slurm | None = None,
-    ) -> None:
-        self.request = request
-        self.agreement = Agreement(world, request)
-        self.pause_at = pause_at
-        self._world = world
-        self._environment = environment
-        self._claim = claim
-        self._slurm = slurm or Slurm(os.environ, timeout_s=ASK_TIMEOUT_S)
+    world: World
+    environment: ClusterEnvironment
+    request: StopRequest
+    _: KW_ONLY
+    pause_at: int | None = None
+    claim: Claim | None = None
+    slurm: Slurm = field(default_factory=lambda: Slurm(os.environ, timeout_s=ASK_TIMEOUT_S))
+    _is_paused: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.agreement = Agreement(self.world, self.request)
         self._termination = Termination(None, "")
-        self._is_paused = False
 
     @property
     def reason(self) -> Reason:
@@ -74,8 +65,8 @@ class Stopping:
         if self._is_paused:
             return Reason.PAUSED
         # an attempt that stops cleanly wasn't ended by a node failure, even if SLURM reports one for the job
-        found = self._termination.reason
-        return Reason.INTERRUPTED if found in (None, Reason.NODE_FAILURE) else found
+        reason = self._termination.reason
+        return Reason.INTERRUPTED if reason in (None, Reason.NODE_FAILURE) else reason
 
     def begin(self, stop: Stop, save_takes_s: float) -> bool:
         """Find the cause, before the save; collective.
@@ -95,7 +86,7 @@ class Stopping:
                 "rank zero could not write a checkpoint: see its log", elsewhere=True
             )
         fits = True
-        if self._world.is_rank_zero:
+        if self.world.is_rank_zero:
             self._termination = self._diagnose(stop.signal)
             left_s = None if self._termination.deadline is None else self._termination.deadline - time.time()
             fits = left_s is None or left_s > save_takes_s * SAFETY
@@ -103,7 +94,7 @@ class Stopping:
             log.info("stopping: %s", ": ".join(filter(None, [reason and reason.value, self._termination.logged])))
             if not fits:
                 log.warning("skipping the save: %.1f s are left, and it may take %.1f s", left_s, save_takes_s)
-        record, fits = self._world.broadcast((self._termination.as_json(), fits))
+        record, fits = self.world.broadcast((self._termination.as_json(), fits))
         self._termination = Termination.from_json(record)
         return bool(fits)
 
@@ -120,19 +111,19 @@ class Stopping:
             self.begin(stop, 0.0)
             return
         self._is_paused = True
-        if self._world.is_rank_zero:
+        if self.world.is_rank_zero:
             log.info("step %d: the run pauses here: trainer.pause_at_step=%d is reached", step, self.pause_at)
 
     def _diagnose(self, received: int) -> Termination:
-        if self._claim is not None and self._claim.is_cancelled:
+        if self.claim is not None and self.claim.is_cancelled:
             return Termination(Reason.CANCELLED, "by its user")
-        job_id = self._environment.job_id
+        job_id = self.environment.job_id
         if job_id is None:
             name = signal.Signals(received).name
             return Termination(None, "Ctrl-C (SIGINT)" if name == "SIGINT" else name)
-        restarts = self._environment.restart_count
+        restarts = self.environment.restart_count
         try:
-            return ask_termination(self._slurm, job_id, received, restarts=restarts)
+            return ask_termination(self.slurm, job_id, received, restarts=restarts)
         except SchedulerError as error:
             log.warning("can't query SLURM for the cause of the stop: %s", error)
             return diagnose(received, None, restarts=restarts, now=time.time())
@@ -140,6 +131,9 @@ class Stopping:
 
 class Ending(Stateful):
     """The decision to end a run before its last step. Rank zero makes it, and the other ranks follow.
+
+    After an evaluation they agree at once; from other hooks as on stops, within about a second, since an agreement
+    after each step would cost every step a round trip.
 
     The decision is part of the checkpoint. It holds until the configuration of the callbacks changes, if a callback has
     made it; whether the time is over is decided again in each attempt.
@@ -201,6 +195,22 @@ class Ending(Stateful):
         if not self.requested and self.trained_s >= self._max_time_s:
             self.requested = True
             self.reason = f"{TIME_BOUND}={self._max_time_min:g}: the run has trained for {duration(self.trained_s)}"
+
+    def note_evaluation(self, step: int) -> None:
+        """Note that the evaluation after this step is complete."""
+        self.evaluated_step = step
+
+    def note_record(self, step: int) -> None:
+        """Note that the end has added a record of this step to the metrics."""
+        self.recorded_step = step
+
+    def conclude(self) -> None:
+        """Declare the run over: the next save has everything that the end requires."""
+        self.concluded = True
+
+    def reopen(self) -> None:
+        """Train further after an end that was concluded, as with other callbacks."""
+        self.concluded = False
 
     def agree(self) -> bool:
         """Return whether rank zero wants the run to end, and share its reason; collective."""

@@ -26,7 +26,7 @@ from hpctrain.train.build import build_model, build_task
 from hpctrain.train.precision import compute_in, dtype_of
 from hpctrain.train.process_state import process_state_restored
 
-Which: TypeAlias = Literal["newest", "best"] | int
+CheckpointChoice: TypeAlias = Literal["newest", "best"] | int
 """Which checkpoint: the newest intact one, that with the best score, or that of a step."""
 
 log = logging.getLogger("hpctrain.checkpoint")
@@ -40,7 +40,12 @@ def load_task(config: Config) -> Task:
 
 
 def load_model(
-    config: Config, directory: RunDirectory, which: Which, *, device: torch.device | str, averaged: bool | None
+    config: Config,
+    directory: RunDirectory,
+    which: CheckpointChoice,
+    *,
+    device: torch.device | str,
+    averaged: bool | None,
 ) -> nn.Module:
     """Build a run's model and load a checkpoint's weights into it; not collective.
 
@@ -58,21 +63,21 @@ def load_model(
         CheckpointError: there is no such checkpoint, it isn't intact, or doesn't fit the model.
         ConfigError: a class can't be imported here.
     """
-    path = choose(directory, which)
+    path = choose_checkpoint(directory, which)
     with process_state_restored():
         seed_everything(config.seed)  # as on the ranks: building may draw what no checkpoint holds
         model = build_model(config.model, build_task(config.task))
     if (dtype := dtype_of(config.precision.formats.model)) is not None:
         model.to(dtype)
-        compute_in(dtype, model, given=torch.float32)
-    found = load(path)
-    restore_weights(found.states, model)
-    if averaged or (averaged is None and config.trainer.eval_ema and found.average):
-        _load_average(model, found.average, path)
+        compute_in(dtype, model, outer_dtype=torch.float32)
+    checkpoint = load(path)
+    restore_weights(checkpoint.states, model)
+    if averaged or (averaged is None and config.trainer.eval_ema and checkpoint.average):
+        _load_average(model, checkpoint.average, path)
     return model.to(device).eval()
 
 
-def choose(directory: RunDirectory, which: Which) -> Path:
+def choose_checkpoint(directory: RunDirectory, which: CheckpointChoice) -> Path:
     """Return the path of a checkpoint.
 
     Raises:
@@ -91,8 +96,8 @@ def choose(directory: RunDirectory, which: Which) -> Path:
             log.warning("%s: %s", directory.path, best.warning)
         return path
     if which not in (steps := directory.checkpoint_steps()):
-        known = listed(map(str, steps)) or "none"
-        raise CheckpointError(f"{directory.path}: expected newest, best or a saved step ({known}), got {which!r}")
+        choices = listed(map(str, steps)) or "none"
+        raise CheckpointError(f"{directory.path}: expected newest, best or a saved step ({choices}), got {which!r}")
     return directory.checkpoint(which)
 
 

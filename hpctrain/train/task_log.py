@@ -13,12 +13,12 @@ from torch import Tensor
 
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.errors import TaskError
-from hpctrain.metrics.media import Captured, capture
+from hpctrain.metrics.media import CapturedMedium, capture
 from hpctrain.metrics.media_files import MediaWriter
 from hpctrain.metrics.meter import Meter, SilentMeter
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.tasks.contract import OWN_NAMES, Scalar, check_name, checked_scalar, is_scalar
-from hpctrain.tasks.log import Kind, TaskLog
+from hpctrain.tasks.log import MediumKind, TaskLog
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 
@@ -30,16 +30,15 @@ REMEDY = "choose another name for one of them"
 class PendingMedia:
     """Keeps the media of one step; a medium replaces an earlier one with the same name.
 
-    Attributes:
-        writer: gets them on rank zero; None on other ranks, and outside of the training.
+    Media aren't averaged, or sampled at random: neither survives an interruption exactly.
     """
 
     def __init__(self) -> None:
-        self.writer: MediaWriter | None = None
+        self._writer: MediaWriter | None = None
         self._step = 0
-        self._media: dict[str, Captured] = {}
+        self._media: dict[str, CapturedMedium] = {}
 
-    def add(self, step: int, name: str, captured: Captured) -> None:
+    def add(self, step: int, name: str, captured: CapturedMedium) -> None:
         """Add a medium; those of an earlier step are handed to the writer.
 
         Args:
@@ -54,10 +53,20 @@ class PendingMedia:
 
     def release(self) -> None:
         """Hand the media so far to the writer."""
-        if self.writer is not None:
+        if self._writer is not None:
             for name, captured in self._media.items():
-                self.writer.put(self._step, name, captured)
+                self._writer.put(self._step, name, captured)
         self._media.clear()
+
+    @contextmanager
+    def written_by(self, writer: MediaWriter | None) -> Iterator[None]:
+        """Context manager that hands released media to a writer, and drops the rest; None drops them all."""
+        self._writer = writer
+        try:
+            yield
+        finally:
+            self._writer = None
+            self.drop()
 
     def drop(self) -> None:
         """Drop the media so far, as those of an evaluation that is abandoned."""
@@ -66,7 +75,7 @@ class PendingMedia:
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """What becomes of what is logged.
+    """Treatment of what is logged: recorded, checked, discarded or refused.
 
     Attributes:
         prefix: of the names in records; empty to discard.
@@ -96,7 +105,7 @@ class AttachedLog(TaskLog):
     Attributes:
         scalars: logged since the last `add_to_meter`: name, value, and the number of values if the task gave it.
         own_names: what hpctrain itself logs as `train/NAME`.
-        of_callbacks: by logged name, such as `train/acc`, the callback that logs a scalar: `callbacks.NAME`.
+        callback_scalars: by logged name, such as `train/acc`, the callback that logs a scalar: `callbacks.NAME`.
         media: that were logged for the current step, on rank zero.
     """
 
@@ -105,7 +114,7 @@ class AttachedLog(TaskLog):
     ) -> None:
         self.scalars: list[tuple[str, Scalar, Scalar | None]] = []
         self.own_names = OWN_NAMES
-        self.of_callbacks: dict[str, str] = {}
+        self.callback_scalars: dict[str, str] = {}
         self.media = PendingMedia()
         self._kinds: dict[str, str] = {}
         self._methods: dict[str, str] = {}
@@ -141,7 +150,7 @@ class AttachedLog(TaskLog):
         if self._mode.is_deriving:
             raise TaskError(f"{self._where('scalar')} was called after the last batch: return {name!r} from derive")
         if self._mode.refusing_hook:
-            raise self._refused("scalar", name)
+            raise self._refused_error("scalar", name)
         if (self._mode.prefix, name) not in self._checked:
             if self._mode.is_trial:
                 self._require_one_kind(f"{EVAL_PREFIX}{name}", "value")
@@ -170,8 +179,8 @@ class AttachedLog(TaskLog):
         """
         for name, value, count in self.scalars:
             if name in returned:
-                raise self._twice(name)
-            if self.of_callbacks or self._source != self._kind:
+                raise self._duplicate_name_error(name)
+            if self.callback_scalars or self._source != self._kind:
                 self._require_one_source(name)
             if weight:
                 meter.add_value(f"{self._mode.prefix}{name}", value, weight if count is None else count)
@@ -200,11 +209,14 @@ class AttachedLog(TaskLog):
             self._require_one_source(name)
 
     def _require_one_source(self, name: str) -> None:
-        """Refuse the name of a scalar that a callback logs, too; that of a callback is its own from now on."""
+        """Refuse the name of a scalar that a callback logs, too; that of a callback is its own from now on.
+
+        A mean over two sources would describe neither.
+        """
         logged = f"{self._mode.prefix}{name}"
-        _refuse_another(self._source, logged, self.of_callbacks.get(logged, self._source))
+        _refuse_another(self._source, logged, self.callback_scalars.get(logged, self._source))
         if self._source != self._kind:
-            self.of_callbacks[logged] = self._source
+            self.callback_scalars[logged] = self._source
 
     def _require_one_kind(self, name: str, kind: str) -> None:
         """Refuse a logged name under which another kind of thing was logged: a sink has one kind per name."""
@@ -212,7 +224,7 @@ class AttachedLog(TaskLog):
         if earlier != kind:
             raise TaskError(f"{self._source} logs {name!r} as {earlier} and as {kind}: {REMEDY}")
 
-    def _twice(self, name: str) -> TaskError:
+    def _duplicate_name_error(self, name: str) -> TaskError:
         if self._source == self._kind:
             return TaskError(f"{self._kind} both returns {name!r} and logs it: {REMEDY}")
         return TaskError(f"{self._source} logs {self._mode.prefix + name!r}, as {self._kind} does: {REMEDY}")
@@ -224,13 +236,8 @@ class AttachedLog(TaskLog):
         Args:
             media: writes the media, on rank zero; None on other ranks.
         """
-        self.media.writer = media
-        try:
-            with self._in(replace(self._mode, prefix=TRAIN_PREFIX)):
-                yield
-        finally:
-            self.media.writer = None
-            self.media.drop()
+        with self.media.written_by(media), self._in(replace(self._mode, prefix=TRAIN_PREFIX)):
+            yield
 
     def evaluation_mode(self) -> AbstractContextManager[None]:
         """Log as an evaluation in the context, if the training has begun; its media wait to be released or dropped."""
@@ -280,7 +287,7 @@ class AttachedLog(TaskLog):
         """
         return self._in(replace(self._mode, refusing_hook=hook))
 
-    def _refused(self, method: str, name: str) -> TaskError:
+    def _refused_error(self, method: str, name: str) -> TaskError:
         place = f"{self._mode.refusing_hook} of {self._source}"
         problem = f"log.{method}({name!r}) was called in {place}, which belongs to no step"
         return TaskError(f"{problem}: log in before_step, after_backward, after_step or after_evaluation")
@@ -296,11 +303,11 @@ class AttachedLog(TaskLog):
             self._mode = before
             self.scalars = outer
 
-    def _media(self, kind: Kind, name: str, content: Any, **options: Any) -> None:
+    def _media(self, kind: MediumKind, name: str, content: Any, **options: Any) -> None:
         if self._process != os.getpid():
             return
         if self._mode.refusing_hook:
-            raise self._refused(kind, name)
+            raise self._refused_error(kind, name)
         check_name(self._where(kind), name, frozenset())
         if prefix := EVAL_PREFIX if self._mode.is_trial else self._mode.prefix:
             self._require_one_kind(f"{prefix}{name}", kind)
@@ -325,7 +332,7 @@ class AttachedLog(TaskLog):
         return f"{self._source}.log.{method}"
 
 
-def meter_of(world: TrainingWorld, *names: str) -> Meter:
+def build_meter(world: TrainingWorld, *names: str) -> Meter:
     """Make a meter over all ranks; of those that compute layers together, on the same samples, one counts.
 
     Args:
@@ -337,9 +344,9 @@ def meter_of(world: TrainingWorld, *names: str) -> Meter:
     return kind(world.device, reduce, names=names, union=world.union)
 
 
-def _refuse_another(source: str, name: str, other: str) -> None:
-    if other != source:
-        raise TaskError(f"{source} logs {name!r}, as {other} does: {REMEDY}")
+def _refuse_another(source: str, name: str, owner: str) -> None:
+    if owner != source:
+        raise TaskError(f"{source} logs {name!r}, as {owner} does: {REMEDY}")
 
 
 def attach(task: Task, log: AttachedLog, position: Position) -> None:

@@ -20,8 +20,8 @@ from hpctrain.rank.message import pack, unpack
 from hpctrain.tasks.contract import checked_computed, checked_metrics
 from hpctrain.tasks.metric import Metric
 from hpctrain.tasks.task import Task
-from hpctrain.train.rank_comparison import RankComparison, described
-from hpctrain.train.task_state import copied
+from hpctrain.train.rank_comparison import RankComparison, describe_tensor
+from hpctrain.train.task_state import copy_tensors
 
 SAME_METRICS = "Task.build_metrics must return the same metrics on every rank"
 ELEMENTWISE = ("sum", "min", "max")
@@ -29,7 +29,7 @@ ELEMENTWISE = ("sum", "min", "max")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class MetricState:
     """One state of one metric object.
 
     Attributes:
@@ -70,11 +70,11 @@ class State:
         return f"{type(self.owner).__name__}.{self.attribute}"
 
 
-def states_of(metric: Any) -> Iterator[State]:
+def states_of(metric: Any) -> Iterator[MetricState]:
     """The states of a metric object and of those inside, in the same order on every rank."""
     if isinstance(metric, Metric):
         for name, default in metric.defaults.items():
-            yield State(metric, name, default, metric.reductions[name])
+            yield MetricState(metric, name, default, metric.reductions[name])
         return
     for owner in owners_of(metric):
         for name, default in owner._defaults.items():
@@ -82,8 +82,8 @@ def states_of(metric: Any) -> Iterator[State]:
             reduction = owner._reductions[name]
             # torchmetrics keeps functions, such as dim_zero_sum, and None for "stack"
             kind = "stack" if reduction is None else getattr(reduction, "__name__", "").removeprefix("dim_zero_")
-            known = kind in (*ELEMENTWISE, "mean", "cat", "stack")
-            yield State(owner, name, None if is_list else default, kind if known else reduction)
+            has_name = kind in (*ELEMENTWISE, "mean", "cat", "stack")
+            yield MetricState(owner, name, None if is_list else default, kind if has_name else reduction)
 
 
 def owners_of(metric: Any) -> list[Any]:
@@ -111,12 +111,13 @@ def set_num_updates(metric: Any, counts: list[int]) -> None:
         owner._computed = None
 
 
-def merged(state: State, values: list[Any]) -> Any:
+def merge_values(state: MetricState, values: list[Any]) -> Any:
     """Combine the values of a state that isn't elementwise.
 
     Args:
         state: of this rank.
-        values: the values of the ranks that updated the owner, in rank order; on the CPU.
+        values: the values of the ranks that updated the owner, in rank order, also of a stream, whose own order is
+            another one; on the CPU.
     """
     if state.default is None:
         return [tensor for tensors in values for tensor in tensors]
@@ -129,7 +130,7 @@ def merged(state: State, values: list[Any]) -> Any:
     return torch.stack(values).mean(0) if state.reduction == "mean" else torch.stack(values)
 
 
-def exact_bytes(states: Iterable[State]) -> tuple[int, int]:
+def exact_bytes(states: Iterable[MetricState]) -> tuple[int, int]:
     """Return the bytes of states that grow with the samples, and of those that have the size of their default.
 
     Args:
@@ -168,7 +169,7 @@ class TaskMetrics:
         for name, metric in self._metrics.items():
             comparison.add(f"the metric {name}", type(metric).__qualname__, SAME_METRICS)
             for state in states_of(metric):
-                default = "a list" if state.default is None else described(state.default)
+                default = "a list" if state.default is None else describe_tensor(state.default)
                 comparison.add(f"the metric {name}: {state.name}", default, SAME_METRICS)
 
     def reset(self) -> None:
@@ -221,6 +222,8 @@ class TaskMetrics:
     def reduce(self) -> None:
         """Give rank zero's objects the states of all ranks; collective.
 
+        Rank zero alone computes: otherwise the states of curves would be sent to every rank.
+
         Raises:
             TaskError: the ranks have different metrics, or states that can't be added up.
         """
@@ -232,14 +235,14 @@ class TaskMetrics:
         states = list(self._states())
         updates = [count for metric in self._metrics.values() for count in num_updates(metric)]
         elementwise = [state for state in states if state.is_elementwise]
-        others = [state for state in states if not state.is_elementwise]
-        plan = self._agree(elementwise, others, updates)
-        found = self._gathered(others) if others else None
+        gathered_states = [state for state in states if not state.is_elementwise]
+        plan = self._agree(elementwise, gathered_states, updates)
+        values_by_rank = self._gather(gathered_states) if gathered_states else None
         self._reduce_elementwise(elementwise, plan)
         if not self._world.is_rank_zero:
             return
-        if found is not None:
-            self._merge(others, found)
+        if values_by_rank is not None:
+            self._merge(gathered_states, values_by_rank)
         totals = iter(plan["updates"])
         for metric in self._metrics.values():
             set_num_updates(metric, [next(totals) for _ in num_updates(metric)])
@@ -256,28 +259,30 @@ class TaskMetrics:
             values |= checked_computed(self._task, name, metric.compute())
         return values
 
-    def _states(self) -> list[State]:
+    def _states(self) -> list[MetricState]:
         return [state for metric in self._metrics.values() for state in states_of(metric)]
 
-    def _agree(self, elementwise: Sequence[State], others: Sequence[State], updates: list[int]) -> Any:
+    def _agree(
+        self, elementwise: Sequence[MetricState], gathered_states: Sequence[MetricState], updates: list[int]
+    ) -> Any:
         """Exchange what may differ from the defaults: the states' shapes and types, and the numbers of updates."""
         names = [f"{name}: {state.name}" for name, metric in self._metrics.items() for state in states_of(metric)]
         shapes = [list(state.value.shape) for state in elementwise]
         dtypes = [str(state.value.dtype).removeprefix("torch.") for state in elementwise]
-        forms = [_form(state) for state in others]
+        forms = [_form(state) for state in gathered_states]
         gathered = self._world.gather(
             {"names": names, "shapes": shapes, "dtypes": dtypes, "updates": updates, "forms": forms}
         )
         plan: dict[str, Any] = {"problem": ""}
         if gathered is not None:
-            plan = _plan(gathered, elementwise, others)
+            plan = _plan_reduction(gathered, elementwise, gathered_states)
         plan = self._world.broadcast(plan)
         if plan["problem"]:
             raise TaskError(f"{type(self._task).__name__}.metrics: {plan['problem']}")
         return plan
 
     @torch.no_grad()
-    def _reduce_elementwise(self, states: Sequence[State], plan: Any) -> None:
+    def _reduce_elementwise(self, states: Sequence[MetricState], plan: Any) -> None:
         """Reduce states with one collective for each operation and kind of number."""
         dtypes = [getattr(torch, name) for name in plan["dtypes"]]
         targets = list(zip(states, plan["shapes"], dtypes, strict=True))
@@ -291,7 +296,9 @@ class TaskMetrics:
                 if chosen:
                     self._reduce(operation, chosen, wide)
 
-    def _reduce(self, operation: str, chosen: list[tuple[State, list[int], torch.dtype]], wide: torch.dtype) -> None:
+    def _reduce(
+        self, operation: str, chosen: list[tuple[MetricState, list[int], torch.dtype]], wide: torch.dtype
+    ) -> None:
         parts = []
         for state, shape, _ in chosen:
             value = state.value.detach().to(wide).expand(shape)
@@ -305,20 +312,20 @@ class TaskMetrics:
                 total = total + _default(state).to(wide)
             state.replace(total.to(dtype))
 
-    def _gathered(self, states: Sequence[State]) -> list[Any] | None:
+    def _gather(self, states: Sequence[MetricState]) -> list[Any] | None:
         """The values of states at rank zero, by rank; None in the place of an object that a rank didn't update."""
         values = [state.value if getattr(state.owner, "_update_count", 1) else None for state in states]
         # copies, since a file of tensors would contain all of what a view is a part of
-        own = copied(values, lambda tensor: tensor.detach().to("cpu", copy=True))
-        sent = self._world.gather_bytes(pack({"values": own}))
-        return None if sent is None else [unpack(data)["values"] for data in sent]
+        copies = copy_tensors(values, lambda tensor: tensor.detach().to("cpu", copy=True))
+        packets = self._world.gather_bytes(pack({"values": copies}))
+        return None if packets is None else [unpack(data)["values"] for data in packets]
 
-    def _merge(self, states: Sequence[State], found: list[Any]) -> None:
+    def _merge(self, states: Sequence[MetricState], values_by_rank: list[Any]) -> None:
         for index, state in enumerate(states):
-            updated = [values[index] for values in found if values[index] is not None]
+            updated = [values[index] for values in values_by_rank if values[index] is not None]
             if updated:
                 device = state.device or self._world.device
-                state.replace(map_tensors(partial(Tensor.to, device=device), merged(state, updated)))
+                state.replace(map_tensors(partial(Tensor.to, device=device), merge_values(state, updated)))
 
 
 def build_metrics(task: Task, world: TrainingWorld) -> TaskMetrics:
@@ -335,7 +342,8 @@ def build_metrics(task: Task, world: TrainingWorld) -> TaskMetrics:
     for metric in metrics.values():
         metric.to(world.device)
         for owner in owners_of(metric):
-            # torchmetrics would reduce states by itself, in `compute` or in `forward`
+            # torchmetrics would reduce states by itself, in `compute` or in `forward`: ranks with different numbers of
+            # batches would wait for each other, and nothing would bound what they send
             owner.distributed_available_fn = _never
     return TaskMetrics(metrics, task, world)
 
@@ -349,7 +357,7 @@ def _memory(tensor: Tensor) -> tuple[torch.device, int]:
     return storage.device, storage.data_ptr()
 
 
-def _default(state: State) -> Tensor:
+def _default(state: MetricState) -> Tensor:
     assert state.default is not None
     return state.default
 
@@ -360,7 +368,7 @@ def _is_expandable(shape: list[int], target: list[int]) -> bool:
     )
 
 
-def _form(state: State) -> str | None:
+def _form(state: MetricState) -> str | None:
     """Describe the shape that a state that isn't elementwise must have on all ranks; None without a value."""
     value = state.value
     if isinstance(value, Tensor) and getattr(state.owner, "_update_count", True):
@@ -381,27 +389,29 @@ def _difference(values: Sequence[object]) -> str:
     return ""
 
 
-def _plan(gathered: list[Any], elementwise: Sequence[State], others: Sequence[State]) -> dict[str, Any]:
+def _plan_reduction(
+    gathered: list[Any], elementwise: Sequence[MetricState], gathered_states: Sequence[MetricState]
+) -> dict[str, Any]:
     """Rank zero's decision: the shape of each state, and the number of updates of each object over all ranks."""
-    for rank, other in enumerate(gathered):
-        if other["names"] != gathered[0]["names"]:
+    for rank, facts in enumerate(gathered):
+        if facts["names"] != gathered[0]["names"]:
             return {"problem": f"expected the same metrics on every rank, but those of ranks 0 and {rank} differ"}
-    for index, state in enumerate(others):
-        if difference := _difference([other["forms"][index] for other in gathered]):
+    for index, state in enumerate(gathered_states):
+        if difference := _difference([facts["forms"][index] for facts in gathered]):
             return {"problem": f"{state.name} has {difference}"}
     shapes, dtypes = [], []
     for index, state in enumerate(elementwise):
         default = list(_default(state).shape)
-        found = [other["shapes"][index] for other in gathered]
-        changed = [None if shape == default else shape for shape in found]
+        rank_shapes = [facts["shapes"][index] for facts in gathered]
+        changed = [None if shape == default else shape for shape in rank_shapes]
         shape = next((shape for shape in changed if shape is not None), default)
         # a rank without samples has the default, which must become the others' shape
-        if difference := _difference(changed if _is_expandable(default, shape) else found):
+        if difference := _difference(changed if _is_expandable(default, shape) else rank_shapes):
             return {"problem": f"{state.name} (reduce={state.reduction}) has the shape {difference}"}
         shapes.append(shape)
-        dtype = reduce(torch.promote_types, (getattr(torch, other["dtypes"][index]) for other in gathered))
+        dtype = reduce(torch.promote_types, (getattr(torch, facts["dtypes"][index]) for facts in gathered))
         if dtype.is_complex:
             return {"problem": f"{state.name} is complex, and can't be reduced by {state.reduction}"}
         dtypes.append(str(dtype).removeprefix("torch."))
-    updates = [sum(counts) for counts in zip(*(other["updates"] for other in gathered), strict=True)]
+    updates = [sum(counts) for counts in zip(*(facts["updates"] for facts in gathered), strict=True)]
     return {"problem": "", "shapes": shapes, "dtypes": dtypes, "updates": updates}

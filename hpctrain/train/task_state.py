@@ -37,6 +37,9 @@ log = logging.getLogger("hpctrain.train")
 class TaskState(Stateful):
     """Saves and restores the state of a task that has `state_dict` and `load_state_dict`; each rank has its own.
 
+    The task itself isn't pickled: a checkpoint must be readable with `weights_only=True`. And the state is that of
+    every rank: ranks that count their own samples would differ after a resume from rank zero's alone.
+
     Args:
         task: with both methods, or without them.
         world: the ranks.
@@ -54,13 +57,13 @@ class TaskState(Stateful):
         self._name = type(task).__name__
         self._inherits = all(getattr(type(task), name, None) is getattr(nn.Module, name) for name in METHODS)
         self._left_out: set[str] = set()
-        found = [method for method in METHODS if callable(getattr(task, method, None))]
-        if len(found) == 1:
-            (missing,) = {*METHODS} - {*found}
+        methods = [method for method in METHODS if callable(getattr(task, method, None))]
+        if len(methods) == 1:
+            (missing,) = {*METHODS} - {*methods}
             raise TaskError(
-                f"{self._name} has {found[0]}, but no {missing}: its state would be lost on resume; define both"
+                f"{self._name} has {methods[0]}, but no {missing}: its state would be lost on resume; define both"
             )
-        self._exists = bool(found)
+        self._exists = bool(methods)
 
     def leave_out(self, model: nn.Module) -> None:
         """Save no modules of the model, if the task inherits its methods from `nn.Module`.
@@ -99,15 +102,18 @@ class TaskState(Stateful):
             return {"task": None}
         if self._world.size == 1:
             return {"task": [self._copy()]}
-        sent = self._world.gather_bytes(pack(self._copy()))
+        packets = self._world.gather_bytes(pack(self._copy()))
         # ranks that compute layers together have the same state
-        return {"task": None if sent is None else [unpack(data) for data in sent[:: self._world.share.num_together]]}
+        return {
+            "task": None if packets is None else [unpack(data) for data in packets[:: self._world.share.num_together]]
+        }
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Give the task its state from a checkpoint; not collective.
 
         Tensors that were saved from a GPU arrive on the same one of this rank's devices, and others on the CPU. At
-        another world size, or with other layers of the model, each rank gets the state of rank zero.
+        another world size, or with other layers of the model, each rank gets the state of rank zero: hpctrain can't
+        know whether to add, average or copy the states.
         """
         task, warns = saved.get("task"), self._world.is_rank_zero
         together, same_layers = self._world.share.num_together, self._world.share.has_saved_layers(saved)
@@ -132,15 +138,15 @@ class TaskState(Stateful):
         places = zip(iterate_tensors(entry["state"]), entry["places"], strict=True)
         devices = {id(tensor): device_at(place, self._world.devices) for tensor, place in places}
         # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes
-        self._load(copied(entry["state"], lambda tensor: tensor.to(devices[id(tensor)], copy=True)))
+        self._load(copy_tensors(entry["state"], lambda tensor: tensor.to(devices[id(tensor)], copy=True)))
 
     def snapshot(self) -> Any:
         """Return a copy of this rank's state, its tensors on their own devices; None if the task has none."""
         if not self._exists:
             return None
-        return copied(self._state(), lambda tensor: tensor.detach().clone())
+        return copy_tensors(self._state(), lambda tensor: tensor.detach().clone())
 
-    def put_back(self, snapshot: Any) -> None:
+    def restore_snapshot(self, snapshot: Any) -> None:
         """Restore a result of `snapshot`."""
         if snapshot is not None:
             self._load(snapshot)
@@ -152,7 +158,7 @@ class TaskState(Stateful):
         try:
             yield
         finally:
-            self.put_back(before)
+            self.restore_snapshot(before)
 
     def _copy(self) -> dict[str, Any]:
         state, host = self._state(), HostCopy()
@@ -186,8 +192,9 @@ class TaskState(Stateful):
 def remember_attributes(task: Task) -> Callable[[], None]:
     """Return a function that undoes changes of the task's numbers and containers, and of containers directly in these.
 
-    Containers of more than `LARGEST` items stay changed. So do other attributes: an object that is made in the first
-    evaluation, such as a hook, would be made twice.
+    Otherwise the first evaluation would count the batches of a trial that failed as well. Containers of more than
+    `LARGEST` items stay changed. So do other attributes: an object that is made in the first evaluation, such as a
+    hook, would be made twice.
     """
     numbers = {name: value for name, value in vars(task).items() if type(value) in (int, float)}
     outer = _small_containers(vars(task).values())
@@ -220,7 +227,7 @@ def _small_containers(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if type(value) in CONTAINERS and len(value) <= LARGEST]
 
 
-def copied(state: Any, duplicate: Callable[[Tensor], Tensor]) -> Any:
+def copy_tensors(state: Any, duplicate: Callable[[Tensor], Tensor]) -> Any:
     """Copy each tensor once, so that a tensor with two names stays one."""
     copies: dict[int, Tensor] = {}
 

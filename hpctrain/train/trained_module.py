@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.errors import TaskError
 from hpctrain.parallel.mesh import DataShare
 from hpctrain.parallel.replica import Replica
+from hpctrain.parallel.trial_pass import attribute_restored
 from hpctrain.phrases import either, listed
 from hpctrain.rank.compiler import uncompiled
 from hpctrain.train.modes import frozen_batch_norms
@@ -110,13 +112,9 @@ class TrainedModule:
     @contextmanager
     def gradients_required(self) -> Iterator[None]:
         """Require gradients in the context, and afterwards only if they are required now."""
-        before = [parameter.requires_grad for parameter in self.unfrozen]
-        self.require_gradients(True)
-        try:
+        with attribute_restored(self.unfrozen, "requires_grad"):
+            self.require_gradients(True)
             yield
-        finally:
-            for parameter, required in zip(self.unfrozen, before, strict=True):
-                parameter.requires_grad = required
 
 
 class EmptyPass:
@@ -124,7 +122,8 @@ class EmptyPass:
 
     A loss multiplied by zero isn't enough: where a mean over nothing divides by zero, its gradient becomes NaN. So
     gradients are set to zero where they reach a module's output or a parameter. With `SyncBatchNorm`, the losses of
-    other ranks have gradients that pass through this rank's samples: then only NaN and infinity are set to zero.
+    other ranks have gradients that pass through this rank's samples: then only NaN and infinity are set to zero. An
+    undefined gradient wouldn't do either: FSDP2's hooks aren't called with it, and the other ranks wait.
 
     Args:
         shares_statistics: whether the model has a `SyncBatchNorm`.
@@ -193,6 +192,7 @@ RETURN_ZERO_LOSS = (
 log = logging.getLogger("hpctrain.train")
 
 
+@dataclass(eq=False)
 class GradientCheck:
     """Checks after the first backward pass over a replica that the parameters have gradients.
 
@@ -200,40 +200,35 @@ class GradientCheck:
     return a constant as its loss, whose backward pass reaches no parameter. Then DDP would wait for its gradients on
     the other ranks, and this rank would continue without theirs.
 
-    Args:
+    Attributes:
         method: the task's class and the method that computes the loss, for messages.
         module: has the parameters, and the replica.
         update: of the optimizers that train them.
         parallel: of the configuration.
         share: of this rank.
-
-    Attributes:
         is_due: whether `check` is to be called after the next backward pass.
         is_awaited: whether other ranks wait for the gradients of the replica; not before `restart`.
     """
 
-    def __init__(
-        self, method: str, module: TrainedModule, update: JointUpdate, parallel: Parallel, share: DataShare
-    ) -> None:
-        self.is_due = False
-        self.is_awaited = False
-        self._method = method
-        self._module = module
-        self._update = update
-        self._parallel = parallel
-        self._share = share
-        self._check_finalized: Callable[[], object] | None = None
-        self._witness: nn.Parameter | None = None
-        self._was_constant = False
+    method: str
+    module: TrainedModule
+    update: JointUpdate
+    parallel: Parallel
+    share: DataShare
+    is_due: bool = field(default=False, init=False)
+    is_awaited: bool = field(default=False, init=False)
+    _check_finalized: Callable[[], object] | None = field(default=None, init=False)
+    _witness: nn.Parameter | None = field(default=None, init=False)
+    _was_constant: bool = field(default=False, init=False)
 
     def restart(self) -> None:
         """Begin with a replica that was just built."""
         parameters = self._local_parameters()
         self.is_due = True
-        self.is_awaited = self._share.count > 1 and bool(parameters)
+        self.is_awaited = self.share.count > 1 and bool(parameters)
         self._was_constant = False
         if self.is_awaited:
-            self._check_finalized = _check_of_reducer(self._module.ddp)
+            self._check_finalized = _check_of_reducer(self.module.ddp)
             self._witness = parameters[0]
 
     def check(self) -> None:
@@ -255,9 +250,9 @@ class GradientCheck:
         problem = self._problem(unused)
         if len(unused) == len(parameters):
             raise TaskError(f"{problem}: {USE_MODEL_ARGUMENT}")
-        if self._module.ddp is not None and not (self._parallel.find_unused_parameters or self._parallel.static_graph):
+        if self.module.ddp is not None and not (self.parallel.find_unused_parameters or self.parallel.static_graph):
             raise TaskError(f"{problem}: {FREEZE_UNUSED}")
-        if self._share.leads:
+        if self.share.leads:
             log.warning("%s: freeze them, unless a later step uses them", problem)
 
     def complete_constant(self, loss: Tensor, model: nn.Module) -> Tensor:
@@ -272,7 +267,7 @@ class GradientCheck:
         """
         if not loss.requires_grad:
             return loss  # its backward pass raises an error, at any world size
-        if self._module.ddp is None:
+        if self.module.ddp is None:
             raise TaskError(f"{self._problem(self._local_parameters())}; {RETURN_ZERO_LOSS}")
         self._was_constant = True
         zero = zero_of(model)
@@ -287,7 +282,7 @@ class GradientCheck:
         assert self._witness is not None
         gradient = self._witness.grad
         version = None if gradient is None else gradient._version
-        self._update.backward(loss)
+        self.update.backward(loss)
         if self._check_finalized is not None:
             try:
                 self._check_finalized()
@@ -301,14 +296,14 @@ class GradientCheck:
     def _require_any(self, loss: Tensor) -> None:
         """Refuse a loss that has given no parameter a gradient; the witness alone may be one that isn't used."""
         parameters = self._local_parameters()
-        if self._module.ddp is None:
-            used = [parameter for parameter in parameters if parameter.grad is not None]
+        if self.module.ddp is None:
+            with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
         else:
             unused = set(self._unreached(loss))
-            used = [parameter for parameter in parameters if parameter not in unused]
-        if not used:
+            with_gradient = [parameter for parameter in parameters if parameter not in unused]
+        if not with_gradient:
             raise TaskError(f"{self._problem(parameters)}; {RETURN_ZERO_LOSS}")
-        self._witness = used[0]
+        self._witness = with_gradient[0]
 
     def _unreached(self, loss: Tensor) -> list[nn.Parameter]:
         """The parameters that the backward pass of a loss doesn't reach: earlier micro-batches gave gradients, too."""
@@ -323,13 +318,13 @@ class GradientCheck:
 
     def _local_parameters(self) -> list[nn.Parameter]:
         # other ranks train what is on `meta`
-        return [parameter for parameter in self._module.unfrozen if not parameter.is_meta]
+        return [parameter for parameter in self.module.unfrozen if not parameter.is_meta]
 
     def _problem(self, unused: Sequence[nn.Parameter]) -> str:
-        optimizers = [f"optimizer.named.{update.name}" for update in self._update.updates if update.name]
-        names = listed(self._module.names_of(unused), shown=5)
+        optimizers = [f"optimizer.named.{update.name}" for update in self.update.updates if update.name]
+        names = listed(self.module.names_of(unused), max_names=5)
         trains = f"{either(optimizers)} trains for this loss" if optimizers else "it trains"
-        return f"{self._method} gave no gradient to {names}, which {trains}"
+        return f"{self.method} gave no gradient to {names}, which {trains}"
 
 
 def _check_of_reducer(ddp: nn.Module | None) -> Callable[[], object] | None:

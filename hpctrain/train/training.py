@@ -34,7 +34,7 @@ from hpctrain.train.optimizers import BuiltOptimizer, build_optimizers
 from hpctrain.train.rank_comparison import RankComparison
 from hpctrain.train.step import TrainStep
 from hpctrain.train.stopping import Ending
-from hpctrain.train.task_log import AttachedLog, attach, meter_of
+from hpctrain.train.task_log import AttachedLog, attach, build_meter
 from hpctrain.train.task_metrics import build_metrics
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.training_data import TrainingData, build_training_data
@@ -54,6 +54,10 @@ def build(
     after_backward: Callable[[JointUpdate], None] | None = None,
 ) -> Training:
     """Build what this rank trains with, and compare it with what the other ranks have built; collective.
+
+    The order of the statements is that of their effects, and decides the bits: a draw in the wrong place shifts all
+    later ones. So constructors draw, log and exchange nothing; functions named `build_` do. Nor does a property build
+    at its first use, whose place would then decide the order.
 
     Args:
         config: of the run.
@@ -88,7 +92,7 @@ def build(
     task_state.leave_out(inner(network.module))
     _warn_of_single_samples(network.model, data)
     optimizers = build_optimizers(config.optimizer, network.module, config.trainer.global_batch_size)
-    meter = meter_of(world, *loss_names(optimizers))
+    meter = build_meter(world, *loss_names(optimizers))
     callbacks = build_callbacks({} if only_trains else config.callbacks)
     step = StepBuilder(config, world, task, task_state, task_log, meter, network, _span(data)).build(
         optimizers, partial(data.first_micro_batch, task_state), after_backward or callbacks.before_updates(meter)
@@ -125,7 +129,7 @@ def build(
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Task, data, model, optimizers and step of one rank, with its callbacks and evaluation.
+    """Task, data, model, optimizers and step of one rank, with its callbacks and evaluation; complete once it is built.
 
     Attributes:
         config: of the run.

@@ -25,7 +25,7 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import BatchTransfer, CopyInBackground, MicroBatch, MoveOnDemand, map_tensors
 from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.stream import check_stream, has_bookmarks, is_stream, remark_on, streams_of
+from hpctrain.data.stream import check_stream, describe_resume_cost, has_bookmarks, is_stream, streams_of
 from hpctrain.data.workers import Workers
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.parallel.mesh import TrainingWorld
@@ -167,7 +167,7 @@ class TrainingData:
         comparison = RankComparison(self.world)
         with random_states_restored(self.world.gpus):
             first = self._order()(0, np.arange(min(self.plan.num_samples, NUM_ORDERED)))
-        comparison.add("the order of the training samples", listed(first, shown=NUM_ORDERED), SAME_ORDER)
+        comparison.add("the order of the training samples", listed(first, max_names=NUM_ORDERED), SAME_ORDER)
         comparison.require_same()
         self.compare_samples("training", self.dataset, task_state, stop, seed=self.config.seed)
 
@@ -301,13 +301,13 @@ class StreamState(Stateful):
         """
         if not self._exists:
             return {"streams": None}
-        bookmarks = _plain(self.bookmarks)
+        bookmarks = _storable(self.bookmarks)
         if self._world.size > 1:
-            sent = self._world.gather_bytes(pack({"bookmarks": bookmarks}))
-            if sent is None:
+            packets = self._world.gather_bytes(pack({"bookmarks": bookmarks}))
+            if packets is None:
                 return {"streams": None}
-            entries = (entry for data in sent for entry in unpack(data)["bookmarks"])
-            bookmarks = _plain(Bookmarks(Bookmark(**entry) for entry in entries))
+            entries = (entry for data in packets for entry in unpack(data)["bookmarks"])
+            bookmarks = _storable(Bookmarks(Bookmark(**entry) for entry in entries))
         return {"streams": {"num_streams": self._num_streams, "bookmarks": bookmarks}}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
@@ -342,13 +342,13 @@ def build_stream_state(dataset: Any, world: World) -> StreamState:
     for stream in streams:
         check_stream(stream)  # first: there is no point in warning about a stream that is refused
     if world.is_rank_zero:
-        for remark in dict.fromkeys(map(remark_on, streams)):
+        for remark in dict.fromkeys(map(describe_resume_cost, streams)):
             if remark is not None:
                 log.warning(remark)
     return StreamState(streams, world)
 
 
-def _plain(marks: Iterable[Bookmark]) -> list[dict[str, Any]]:
+def _storable(marks: Iterable[Bookmark]) -> list[dict[str, Any]]:
     """Copy the bookmarks into values that a checkpoint can store."""
     host = HostCopy()
     try:

@@ -80,15 +80,15 @@ class TrainingLog:
         # without a log of its own, this process prints into the log
         console: Sink = ConsoleSink(sys.stdout, total_steps, step, stamped=log_stream is None)
         if bar is not None:
-            console = shown = BarSink(bar, total_steps, step)
-            self.show_step = shown.show_step
-        due = self._start.evaluation_due
-        sinks: list[Sink] = [JsonLinesSink(directory.metrics, step, evaluation_due=due), console]
+            console = bar_sink = BarSink(bar, total_steps, step)
+            self.show_step = bar_sink.show_step
+        evaluation_due = self._start.evaluation_due
+        sinks: list[Sink] = [JsonLinesSink(directory.metrics, step, evaluation_due=evaluation_due), console]
         if log_stream is not None:
             sinks.append(ConsoleSink(log_stream, total_steps, step, stamped=True))
         if self._training.config.logger.csv:
             sinks.append(CsvSink(directory.metrics_csv, partial(read_metrics, directory.metrics, at_most=None)))
-        files = MediaFiles(directory.media, directory.media_records, step, evaluation_due=due)
+        files = MediaFiles(directory.media, directory.media_records, step, evaluation_due=evaluation_due)
         if self._training.config.logger.tensorboard:
             self._tensorboard = self._open_tensorboard(directory, files)
             sinks.append(self._tensorboard)
@@ -96,11 +96,11 @@ class TrainingLog:
         return sinks
 
     def _open_tensorboard(self, directory: RunDirectory, files: MediaFiles) -> TensorBoardSink:
-        step, due = self._start.step, self._start.evaluation_due
+        step, evaluation_due = self._start.step, self._start.evaluation_due
         sink = TensorBoardSink(
-            directory.tensorboard, step, evaluation_due=due, hyperparameters=hyperparameters(directory)
+            directory.tensorboard, step, evaluation_due=evaluation_due, hyperparameters=hyperparameters(directory)
         )
-        if due:
+        if evaluation_due:
             for record in read_metrics(directory.metrics, at_most=None):
                 if record.step == step:
                     sink.repeat(step, record.time or 0.0, record.values)
@@ -171,10 +171,10 @@ def cut_sample_logs(directory: RunDirectory, ranks: Container[int], start_step: 
         rank = file.stem.rpartition("_")[2]
         if not rank.isdecimal() or int(rank) in ranks:
             continue
-        kept = partial(kept_lines, file, start_step, lambda _: False)
-        if sum(map(len, kept())) < file.stat().st_size:
+        remaining_lines = partial(kept_lines, file, start_step, lambda _: False)
+        if sum(map(len, remaining_lines())) < file.stat().st_size:
             # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
-            write_atomic(file, kept())
+            write_atomic(file, remaining_lines())
 
 
 def log_samples(

@@ -33,6 +33,10 @@ log = logging.getLogger("hpctrain.train")
 def training_state(training: Training, best: Best | None, weights: Weights) -> tuple[Stateful, ...]:
     """List all state that determines the rest of a run between two steps, in the order in which it is restored.
 
+    This is the only list of them: a part that saving or resuming left out would be lost without an error. Its order is
+    also that of the collectives. A part may have several keys, as checkpoints of earlier versions do. `Head` isn't in
+    it, since it describes the save as a whole, and is read without torch.
+
     Args:
         training: whose state it is.
         best: the best evaluations; None if the run doesn't rank them.
@@ -41,7 +45,7 @@ def training_state(training: Training, best: Best | None, weights: Weights) -> t
     world = training.world
     return (
         # first: the code of a task that restores its own state may ask where the training is
-        Progress(training),
+        PositionState(training),
         weights,
         # after the optimizers, whose rates they set
         Updates(training.step),
@@ -54,12 +58,13 @@ def training_state(training: Training, best: Best | None, weights: Weights) -> t
         training.callbacks,
         training.data.stream_state,
         training.data.loss_weights,
-        # last: whatever restores its state before may draw random numbers
+        # last: whatever restores its state before may draw random numbers. So may the replicas that are built after the
+        # restore, for which `Checkpointing.resume` sets the streams back
         GlobalGenerators(world, training.config.seed),
     )
 
 
-class Progress(Stateful):
+class PositionState(Stateful):
     """The position of a run, and the facts that must not change for an exact resume.
 
     `Head` saves the step, the world size and the digest of the configuration, which `load_state` also reads.
@@ -77,8 +82,8 @@ class Progress(Stateful):
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Continue after the saved step; on rank zero, warn of what makes the run inexact."""
-        world, step = self._training.world, saved["step"]
-        self._training.position.step = step
+        world, position, step = self._training.world, self._training.position, saved["step"]
+        position.step = step
         if not world.is_rank_zero:
             return
         if saved["config_digest"] != config_digest(self._training.config):
@@ -106,7 +111,8 @@ class Progress(Stateful):
 class Weights(Stateful):
     """The model, the optimizers over its parameters, and the loss scales.
 
-    `state` returns these objects themselves; the save copies their tensors.
+    `state` returns these objects themselves; the save copies their tensors, into memory that is kept from save to save,
+    or each rank of a mesh its parts. torch's `get_state_dict` would rename the optimizers' keys, and needs a group.
 
     Args:
         training: whose weights they are.
@@ -185,7 +191,7 @@ class MeterState(Stateful):
         """Continue each rank's sums; on another number of ranks, rank zero has those of all."""
         by_rank = saved.get("meter_by_rank", ())
         own_sums = by_rank[self._world.rank] if len(by_rank) == self._world.size else None
-        self._meter.load_state(saved.get("meter", {}), rank=self._world.rank, own=own_sums)
+        self._meter.load_state(saved.get("meter", {}), rank=self._world.rank, own_state=own_sums)
 
 
 class Updates(Stateful):
@@ -218,7 +224,8 @@ class Updates(Stateful):
         for name, update in updates.items():
             update.learning_rate.load_state_dict(schedules.get(name, {}))
             update.num_skipped = int(skipped.get(name, 0))
-            update.learning_rate.current = rates.get(name, update.learning_rate.current)
+            if name in rates:
+                update.learning_rate.restore_current(rates[name])
 
 
 def _by_name(step: TrainStep) -> dict[str, Update]:

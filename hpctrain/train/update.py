@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,10 +63,11 @@ class Clipping:
         return norm
 
 
+@dataclass(eq=False)
 class Update:
     """The updates of one optimizer under a schedule.
 
-    Args:
+    Attributes:
         optimizer: over the parameters that it trains.
         learning_rate: sets the optimizer's learning rates.
         name: of the optimizer among several; empty for the only one.
@@ -74,54 +75,40 @@ class Update:
         scaler: of the loss, for fp16; else None. The optimizers of a turn share it.
         every_steps: steps from one update to the next.
         state_check: called after updates that weren't skipped, until it returns True; None for nothing.
-
-    Attributes:
-        optimizer: the optimizer.
-        learning_rate: sets the optimizer's learning rates; skipped updates don't advance it.
-        name: of the optimizer.
-        every_steps: as given.
         num_skipped: updates since the start of the run that were skipped because gradients overflowed.
         norm: of the last update's gradients before clipping, 0-d; None if it wasn't measured, or the update was
             skipped.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        learning_rate: LearningRate,
-        *,
-        name: str = "",
-        clipping: Clipping | None = None,
-        scaler: torch.amp.GradScaler | None = None,
-        every_steps: int = 1,
-        state_check: Callable[[], bool] | None = None,
-    ) -> None:
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.name = name
-        self.every_steps = every_steps
-        self.num_skipped = 0
-        self.norm: Tensor | None = None
+    optimizer: torch.optim.Optimizer
+    learning_rate: LearningRate
+    _: KW_ONLY
+    name: str = ""
+    clipping: Clipping | None = None
+    scaler: torch.amp.GradScaler | None = None
+    every_steps: int = 1
+    state_check: Callable[[], bool] | None = None
+    num_skipped: int = field(default=0, init=False)
+    norm: Tensor | None = field(default=None, init=False)
+    _stepped: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
         self.norm_name = f"train/grad_norm{self._suffix}"
-        follows = type(learning_rate).after_update is not LearningRate.after_update
-        self._after_update = learning_rate.after_update if follows else None
-        self._clipping = clipping
-        self._scaler = scaler
-        self._state_check = state_check
-        self._parameters = parameters_of(optimizer)
-        self._overrides_zero_grad = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
+        follows = type(self.learning_rate).after_update is not LearningRate.after_update
+        self._after_update = self.learning_rate.after_update if follows else None
+        self._parameters = parameters_of(self.optimizer)
+        self._overrides_zero_grad = type(self.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
         # a fused optimizer skips on the device; for any other one, the scaler decides whether to call its step
-        self._skips_on_device = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-        self._stepped = False
-        if scaler is not None:
+        self._skips_on_device = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+        if self.scaler is not None:
             # GradScaler doesn't report whether it skipped the step
-            optimizer.register_step_post_hook(self._note_step)
+            self.optimizer.register_step_post_hook(self._note_step)
 
     @property
     def metrics(self) -> dict[str, float]:
         """Values to log of the last update."""
         values = {f"train/lr{self._suffix}": self.learning_rate.current}
-        if self._scaler is not None:
+        if self.scaler is not None:
             values[f"train/skipped_updates{self._suffix}"] = self.num_skipped
         return values
 
@@ -135,11 +122,11 @@ class Update:
             Whether gradients overflowed, so that the update was skipped; if only the device knows, a 0-d tensor, which
             isn't 0 if they did. `scaler.update()` may overwrite that tensor.
         """
-        if self._clipping is not None:
+        if self.clipping is not None:
             if scaler is not None:
                 # before clipping, or the bound would depend on the loss scale
                 scaler.unscale_(self.optimizer)
-            self.norm = self._clipping()
+            self.norm = self.clipping()
         overflowed: Tensor | bool = False
         if scaler is None:
             self.optimizer.step()
@@ -154,7 +141,7 @@ class Update:
             # torch's own does the same inside a profiler record, which costs more than the rest of that function
             for parameter in self._parameters:
                 parameter.grad = None
-        if scaler is None and (self._after_update is not None or self._state_check is not None):
+        if scaler is None and (self._after_update is not None or self.state_check is not None):
             self.record_result(skipped=False)
         return overflowed
 
@@ -166,8 +153,8 @@ class Update:
             return
         if self._after_update is not None:
             self._after_update()
-        if self._state_check is not None and self._state_check():
-            self._state_check = None
+        if self.state_check is not None and self.state_check():
+            self.state_check = None
 
     @property
     def _suffix(self) -> str:
@@ -187,39 +174,30 @@ class Update:
         self._stepped = True
 
 
+@dataclass(eq=False)
 class JointUpdate:
     """The updates of the optimizers that step for one loss.
 
-    Args:
+    Attributes:
         updates: one for each optimizer.
         meter: collects the norms of the gradients that are measured.
         scaler: of the loss, for fp16; else None.
         master: copies gradients and weights between fp32 and half precision; None if there is only one set of weights.
         after_backward: called with this object after the last backward pass of a step, before gradients are clipped;
             None for nothing.
-
-    Attributes:
-        updates: as given.
-        scaler: as given.
         backward: adds the gradients of a loss, under the loss scale.
     """
 
-    def __init__(
-        self,
-        updates: Sequence[Update],
-        meter: Meter,
-        *,
-        scaler: torch.amp.GradScaler | None = None,
-        master: MasterWeights | None = None,
-        after_backward: Callable[[JointUpdate], None] | None = None,
-    ) -> None:
-        self.updates = updates
-        self.scaler = scaler
-        self.backward = torch.autograd.backward if scaler is None else self._scaled_backward
-        self._meter = meter
-        self._master = master
-        self._after_backward = after_backward
-        self._loss_scale: float | None = None
+    updates: Sequence[Update]
+    meter: Meter
+    _: KW_ONLY
+    scaler: torch.amp.GradScaler | None = None
+    master: MasterWeights | None = None
+    after_backward: Callable[[JointUpdate], None] | None = None
+    _loss_scale: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.backward = torch.autograd.backward if self.scaler is None else self._scaled_backward
 
     @property
     def num_skipped(self) -> int:
@@ -240,8 +218,8 @@ class JointUpdate:
 
     def begin(self, step: int) -> None:
         """Prepare step ``step``, counted from 0, before its first forward pass: set its learning rates."""
-        if self._master is not None:
-            self._master.begin_step()
+        if self.master is not None:
+            self.master.begin_step()
         for update in self.updates:
             # skipped updates don't advance the schedule
             update.learning_rate.begin(step - update.num_skipped * update.every_steps)
@@ -255,18 +233,18 @@ class JointUpdate:
         Returns:
             Whether weights were updated; ranks skip the same updates.
         """
-        if self._master is not None:
-            self._master.end_step()
-            self._master.collect_gradients()
+        if self.master is not None:
+            self.master.end_step()
+            self.master.collect_gradients()
         if not rescale:
-            # weights, momentum and moving averages don't change
+            # weights, momentum and moving averages don't change; the schedule counts the step
             for update in self.updates:
                 update.optimizer.zero_grad(set_to_none=True)
             return False
         if rescale != 1.0:
             self._rescale(rescale)
-        if self._after_backward is not None:
-            self._after_backward(self)
+        if self.after_backward is not None:
+            self.after_backward(self)
         updated = True
         if self.scaler is not None:
             updated = self._update_scaled(self.scaler)
@@ -275,9 +253,9 @@ class JointUpdate:
                 update()
         for update in self.updates:
             if update.norm is not None:
-                self._meter.add_mean(update.norm_name, update.norm, 1)
-        if updated and self._master is not None:
-            self._master.publish()
+                self.meter.add_mean(update.norm_name, update.norm, 1)
+        if updated and self.master is not None:
+            self.master.publish()
         return updated
 
     def _rescale(self, factor: float) -> None:
@@ -314,15 +292,15 @@ class JointUpdate:
 
 @contextmanager
 def unknown_optimizers_refused(turns: Sequence[Turn]) -> Iterator[None]:
-    """Inside the context, an optimizer that steps while a task computes a loss raises a TaskError.
+    """Context manager in which an optimizer that steps while a task computes a loss raises a TaskError.
 
     Args:
         turns: of the training, whose own optimizers may step.
     """
-    own = {id(update.optimizer) for turn in turns for update in turn.update.updates}
+    optimizer_ids = {id(update.optimizer) for turn in turns for update in turn.update.updates}
 
     def check(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if id(optimizer) in own:
+        if id(optimizer) in optimizer_ids:
             return
         for turn in turns:
             if turn.is_computing:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 from hpctrain.attempt.lost_gpu import retain_if_gpu_lost, with_cuda_message
 from hpctrain.cluster.environment import ClusterEnvironment
@@ -36,28 +37,24 @@ from hpctrain.terminal import output_unguarded, visible
 log = logging.getLogger("hpctrain.train")
 
 
+@dataclass(eq=False)
 class TrainingWorkload:
     """A training, which this process does as one rank (`hpctrain.rank.entry.Workload`).
 
-    Args:
+    Attributes:
         config: of the run.
         directory: the run directory, if it exists already.
         make_directory: makes it, on rank zero; the other ranks learn its path from rank zero.
         program: the user's program, if this process is not the rank's own; it gets the error that ends the attempt.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        directory: RunDirectory | None = None,
-        make_directory: Callable[[], RunDirectory] | None = None,
-        program: HostProgram | None = None,
-    ) -> None:
-        self.config = config
-        self.directory = directory
-        self._make_directory = make_directory
-        self._program = program
-        self._stop = StopRequest() if program is None else program.stop
+    config: Config
+    directory: RunDirectory | None = None
+    make_directory: Callable[[], RunDirectory] | None = None
+    program: HostProgram | None = None
+
+    def __post_init__(self) -> None:
+        self._stop = StopRequest() if self.program is None else self.program.stop
 
     @classmethod
     def launched(cls, directory: RunDirectory) -> TrainingWorkload:
@@ -80,7 +77,7 @@ class TrainingWorkload:
                 with output_unguarded():
                     yield
             finally:
-                if enables_faulthandler and self._program is not None:
+                if enables_faulthandler and self.program is not None:
                     faulthandler.disable()
                 close_log_files()
 
@@ -93,7 +90,7 @@ class TrainingWorkload:
         log_to_console(environment.rank, stamped=launcher.logged)
         if environment.rank == 0 and environment.ignored_message:
             log.warning("%s", environment.ignored_message)
-        program = self._program
+        program = self.program
         # with torch imported already, this process did something else before: its age isn't the start-up time
         times = Times(0.0 if "torch" in sys.modules or program is not None else process_age_s())
         member = None
@@ -121,8 +118,8 @@ class TrainingWorkload:
     def _run_directory(self) -> RunDirectory:
         if self.directory is not None:
             return self.directory
-        assert self._make_directory is not None
-        return self._make_directory()
+        assert self.make_directory is not None
+        return self.make_directory()
 
 
 def _exit_code(rank: Rank, code: ExitCode) -> ExitCode:
@@ -172,31 +169,31 @@ def _end_after_error(rank: Rank, error: BaseException, *, is_new: bool) -> int:
 def _hand_to_program(rank: Rank, error: BaseException) -> None:
     """Pass the error to the user's program, and retain what the GPU has used if it is lost."""
     retain_if_gpu_lost(error, rank)
-    if rank.program is not None:
-        rank.program.error = error
+    if (program := rank.program) is not None:
+        program.error = error
 
 
 def _fail(rank: Rank, error: BaseException) -> int:
     error = with_cuda_message(error)
     _hand_to_program(rank, error)
-    found = classify(error, rank.environment.world_size)
+    failure = classify(error, rank.environment.world_size)
     sizes = rank.environment.world_size, rank.environment.local_world_size
-    hint = "" if found.blames_peer else advice(error, rank.config, *sizes)
-    rank.write_exit_record(found.reason, error, blames_peer=found.blames_peer, advice=hint)
+    hint = "" if failure.blames_peer else advice(error, rank.config, *sizes)
+    rank.write_exit_record(failure.reason, error, blames_peer=failure.blames_peer, advice=hint)
     rank.leave_world()
     place = f"rank {rank.environment.rank} on {socket.gethostname()}"
     detail = f"{place}: {headline(error, hint)}"
-    if found.blames_peer:
+    if failure.blames_peer:
         lost = {Reason.INFRASTRUCTURE: "lost another rank", Reason.HANG: "waited too long for another rank"}
-        why = lost.get(found.reason, "stops because another rank failed")
+        why = lost.get(failure.reason, "stops because another rank failed")
         log.warning("%s %s: %s", place, why, error_text(error).partition("\n")[0])
     else:
         _report_error(rank, place, error, hint)
     rank.finish_writing()
-    if found.blames_peer:
-        rank.close_attempt_for_peer(found.reason, detail)
+    if failure.blames_peer:
+        rank.close_attempt_for_peer(failure.reason, detail)
     else:
-        rank.close_attempt(found.reason, detail)
+        rank.close_attempt(failure.reason, detail)
     # once an attempt has begun, the run exists, and has failed whatever the error is
     code = error.exit_code if isinstance(error, HpctrainError) and rank.member is None else ExitCode.FAILED
     return _exit_code(rank, code) if rank.superseded else code

@@ -36,14 +36,14 @@ class Sized:
 
 
 def hpctrain_order(num_samples: int, begin: int) -> Callable[[], object]:
-    from hpctrain.data.loader import assign
+    from hpctrain.data.loader import plan_micro_batches
     from hpctrain.data.order import ShuffledOrder
     from hpctrain.data.plan import BatchPlan
 
     def indices() -> object:
         plan = BatchPlan(num_samples, BATCH, BATCH, 1, drop_last=False)
         first = EPOCH * plan.steps_per_epoch + begin // BATCH
-        return next(assign(plan, ShuffledOrder(num_samples, seed=1), 0, first))
+        return next(plan_micro_batches(plan, ShuffledOrder(num_samples, seed=1), 0, first))
 
     return indices
 

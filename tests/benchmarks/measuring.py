@@ -91,7 +91,7 @@ def hurry(faster: float):
 class NoCheckpoints:
     """Stands where the loop's checkpointing would be."""
 
-    best_step, save_takes_s = None, 0.0
+    best_step = copied_step = None
     clock, due_at_s = time.monotonic, math.inf
 
     def is_at_end(self, step):

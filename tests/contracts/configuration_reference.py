@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from hpctrain.cli.help import own_fields, purpose_of
 from hpctrain.config.cluster import Cluster, Container, Requeue, Slurm
 from hpctrain.config.logger import MLflow, Wandb
-from hpctrain.config.optimizer import Named, NamedOptimizers
+from hpctrain.config.optimizer import NamedOptimizerKeys, NamedOptimizers
 from hpctrain.config.paths import conf_dir
 from hpctrain.config.root import GROUPS, LIST_GROUPS, Config, ProgramConfig, RunConfig
 
@@ -77,7 +77,9 @@ def reference() -> str:
             lines += _table(prefix, *declaring)
             if schema is NamedOptimizers:
                 lines += ["Keys of an entry; its other keys are arguments of its class:", ""]
-                lines += _table("optimizer.named.NAME.", *(base for base in Named.__mro__ if is_dataclass(base)))
+                lines += _table(
+                    "optimizer.named.NAME.", *(base for base in NamedOptimizerKeys.__mro__ if is_dataclass(base))
+                )
     return "\n".join(lines).rstrip() + "\n"
 
 

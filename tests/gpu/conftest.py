@@ -34,7 +34,7 @@ from hpctrain.rank.world import join
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
-from hpctrain.train.profiling.sampler import MESSAGE, NOTICE
+from hpctrain.train.profiling.sampler import MODE_WARNING, SYNC_WARNING
 
 TESTS = Path(__file__).parents[1]
 PROGRAMS = (TESTS / "gpu" / "programs", TESTS / "multiprocess" / "programs")
@@ -249,9 +249,9 @@ def sync_debug_mode(mode):
         return
     torch.cuda.synchronize()
     with warnings.catch_warnings(record=mode == "warn") as found:
-        warnings.filterwarnings("ignore", message=NOTICE)
+        warnings.filterwarnings("ignore", message=MODE_WARNING)
         if mode == "warn":
-            warnings.filterwarnings("always", message=MESSAGE)
+            warnings.filterwarnings("always", message=SYNC_WARNING)
         torch.cuda.set_sync_debug_mode(mode)
         try:
             yield found

@@ -15,7 +15,7 @@ from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.metrics.media import capture, png_of
+from hpctrain.metrics.media import capture, encode_png
 from hpctrain.metrics.meter import Meter
 from hpctrain.parallel.ddp import replicate
 from hpctrain.parallel.mesh import TrainingWorld
@@ -137,7 +137,7 @@ def test_media_are_copied_without_waiting_and_as_they_were_at_the_call(device, n
         spin(0.05)
         captured = capture("T.log", "image", pixels, {})
         pixels.fill_(1.0)
-    assert captured.encode() == png_of(np.zeros((3, 64, 64), np.float32))
+    assert captured.encode() == encode_png(np.zeros((3, 64, 64), np.float32))
 
 
 @pytest.mark.needs_cuda("on the CPU, nothing is copied later")

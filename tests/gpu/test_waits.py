@@ -12,7 +12,7 @@ from gpu_tasks import ON_CPU, is_page_locked
 from hpctrain.data.micro_batch import CopyInBackground, MoveOnDemand
 from hpctrain.metrics.meter import Meter
 from hpctrain.parallel.mesh import TrainingWorld
-from hpctrain.train.profiling.sampler import MESSAGE
+from hpctrain.train.profiling.sampler import SYNC_WARNING
 from hpctrain.train.training import build
 
 pytestmark = pytest.mark.gpu
@@ -121,7 +121,7 @@ def test_a_step_under_a_loss_scale_waits_at_most_once(training, counted_waits, n
     steps = training(SCALED[name])
     with counted_waits() as found:
         steps.steps(STEPS)
-    waits = [str(warning.message) for warning in found if str(warning.message).startswith(MESSAGE)]
+    waits = [str(warning.message) for warning in found if str(warning.message).startswith(SYNC_WARNING)]
     assert len(waits) <= STEPS
     assert steps.training.step.metrics["train/loss_scale"] > 0
 
@@ -132,8 +132,8 @@ def test_a_wait_is_counted_and_refused(device, counted_waits, no_waits):
     with counted_waits() as found:
         value.item()
         value.tolist()
-    assert [str(warning.message).startswith(MESSAGE) for warning in found] == [True, True]
-    with no_waits(), pytest.raises(RuntimeError, match=MESSAGE):
+    assert [str(warning.message).startswith(SYNC_WARNING) for warning in found] == [True, True]
+    with no_waits(), pytest.raises(RuntimeError, match=SYNC_WARNING):
         value.item()
 
 

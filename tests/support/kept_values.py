@@ -80,17 +80,17 @@ def _averaging(module, **options):
 
 
 def average(module):
-    return _averaging(module).kept
+    return _averaging(module).terms
 
 
 def last_averages(module):
-    return _averaging(module, num_last=2).kept
+    return _averaging(module, num_last=2).terms
 
 
 def state_of_a_callback(module):
     callbacks, average = {"average": AverageWeights(0.0)}, {"count": 1, "kept": [dict(module.state_dict())]}
     Callbacks(callbacks).load_state({"callbacks": {"average": average}})
-    return callbacks["average"].kept
+    return callbacks["average"].terms
 
 
 def moving_average(module):

@@ -13,7 +13,7 @@ from hpctrain.phrases import aligned, all_of, counted, duration, listed, numbere
     ("names", "text"), [([], ""), (["a"], "a"), (["a", "b"], "a, b"), ("abcde", "a, b and 3 more"), ([1, 2], "1, 2")]
 )
 def test_listed(names, text):
-    assert listed(names, shown=2) == text
+    assert listed(names, max_names=2) == text
 
 
 @pytest.mark.parametrize(("names", "text"), [("a", "a"), ("ab", "a and b"), ("abc", "a, b and c")])
@@ -42,7 +42,7 @@ def test_messages_name_pages_by_their_path():
 
 
 def test_listed_with_another_separator():
-    assert listed(["n1", "n2", "n3"], shown=2, separator=" ") == "n1 n2 and 1 more"
+    assert listed(["n1", "n2", "n3"], max_names=2, separator=" ") == "n1 n2 and 1 more"
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 ranks"), (1, "1 rank"), (2, "2 ranks")])

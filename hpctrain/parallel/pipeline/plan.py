@@ -191,6 +191,6 @@ def _starts_of(entries: Sequence[Entry], begins: Sequence[str]) -> list[int]:
         if not following:
             first = [entry[0] for entry in entries[starts[-1] + 1 :]]
             problem = f"isn't the first module of an entry of the plan after {entries[starts[-1]][0]}"
-            raise ConfigError("parallel.stages", name, problem, f"use one of {listed(first, shown=8)}")
+            raise ConfigError("parallel.stages", name, problem, f"use one of {listed(first, max_names=8)}")
         starts.append(following[0])
     return starts

@@ -314,7 +314,7 @@ def cut_into_stages(
     names = stages_of(model, find_plan(model, task, neighbours.degree), num_stages, parallel.stages)
     if is_logged:
         for number, modules in enumerate(names):
-            log.info("stage %d of the pipeline: %s", number, listed(modules, shown=SHOWN))
+            log.info("stage %d of the pipeline: %s", number, listed(modules, max_names=SHOWN))
     return Stages(model, names, neighbours.position, neighbours.degree)
 
 

@@ -240,7 +240,7 @@ class Stages:
         for name in names:
             inside = [inner for inner in self._names if inner.startswith(f"{name}.")]
             if inside:
-                problem = f"is cut by the pipeline, between {listed(inside, shown=4)}"
+                problem = f"is cut by the pipeline, between {listed(inside, max_names=4)}"
                 raise ConfigError("trainer.activation_checkpointing", name, problem, f"write {name}.*")
 
     def compute(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from hpctrain.config.cluster import Slurm
@@ -79,7 +80,7 @@ class RankReport:
         return self.steps_loaded if part == "data" and self.steps_loaded else self.steps_timed
 
 
-class Slowest(NamedTuple):
+class SlowestRank(NamedTuple):
     """The rank that computes longest before the gradient sync.
 
     Attributes:
@@ -183,18 +184,18 @@ class Measurements:
         return {part: seconds / self.wall_s for part, seconds in parts.items()}
 
     @property
-    def slowest(self) -> Slowest | None:
+    def slowest(self) -> SlowestRank | None:
         """The slowest rank; None if fewer than two ranks timed a step."""
         return slowest_of(self.timed)
 
 
-def slowest_of(timed: Sequence[RankReport]) -> Slowest | None:
+def slowest_of(timed: Sequence[RankReport]) -> SlowestRank | None:
     """Return the slowest of the ranks that timed a step; None if they are fewer than two."""
     if len(timed) < 2:
         return None
     slowest = max(timed, key=lambda report: report.own_s)
     usual = median([report.own_s for report in timed if report is not slowest])
-    return Slowest(slowest, slowest.own_s / usual) if usual > 0 else None
+    return SlowestRank(slowest, slowest.own_s / usual) if usual > 0 else None
 
 
 def median(values: Sequence[float]) -> float:
@@ -204,7 +205,7 @@ def median(values: Sequence[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-class Finding(NamedTuple):
+class PossibleBottleneck(NamedTuple):
     """A possible bottleneck.
 
     Attributes:
@@ -218,7 +219,7 @@ class Finding(NamedTuple):
 
 def find_bottleneck(measured: Measurements, *, flops_per_sample: float | None, mfu: float | None) -> Bottleneck:
     """Run all checks; return the finding with the largest weight, and the figures for `verdict.json`."""
-    text, *also = _findings(measured)
+    text, *also = _texts_by_weight(measured)
     slowest = measured.slowest
     return Bottleneck(
         text=text,
@@ -236,27 +237,30 @@ def find_bottleneck(measured: Measurements, *, flops_per_sample: float | None, m
     )
 
 
-def _findings(measured: Measurements) -> list[str]:
+def _texts_by_weight(measured: Measurements) -> list[str]:
     if not measured.shares:
         return ["too short to find a bottleneck: no step was timed"]
-    found = [finding for check in CHECKS if (finding := check(measured)) is not None]
-    noteworthy = sorted((finding for finding in found if finding.weight >= NOTEWORTHY), key=lambda one: -one.weight)
-    return [finding.text for finding in noteworthy] or [_own_compute(measured)]
+    candidates = [candidate for check in CHECKS if (candidate := check(measured)) is not None]
+    noteworthy = [candidate for candidate in candidates if candidate.weight >= NOTEWORTHY]
+    noteworthy.sort(key=attrgetter("weight"), reverse=True)
+    return [candidate.text for candidate in noteworthy] or [_own_compute(measured)]
 
 
-def memory(measured: Measurements) -> Finding | None:
+def memory(measured: Measurements) -> PossibleBottleneck | None:
     """Memory use grows with each step, which ends the run sooner or later."""
     worst = max(measured.reports, key=lambda report: report.growth_bytes)
     if worst.growth_bytes <= 0:
         return None
-    left = max(0, measured.total_steps - measured.step)
-    more = f", {scaled(worst.growth_bytes * left, 'B')} more by the last one" if left else ""
+    steps_left = max(0, measured.total_steps - measured.step)
+    forecast = f", {scaled(worst.growth_bytes * steps_left, 'B')} more by the last one" if steps_left else ""
     where = f" on rank {worst.rank} of {worst.host}" if len(measured.reports) > 1 else ""
     remedy = "something keeps each step's graph, such as a list of losses: keep loss.detach() or loss.item() instead"
-    return Finding(3.0, f"memory grows by {scaled(worst.growth_bytes, 'B')} with each step{where}{more}: {remedy}")
+    return PossibleBottleneck(
+        3.0, f"memory grows by {scaled(worst.growth_bytes, 'B')} with each step{where}{forecast}: {remedy}"
+    )
 
 
-def device_syncs(measured: Measurements) -> Finding | None:
+def device_syncs(measured: Measurements) -> PossibleBottleneck | None:
     """Lines of the task make the host wait for the GPU, in at least every other step."""
     places: dict[str, float] = {}
     for report in measured.reports:
@@ -265,20 +269,20 @@ def device_syncs(measured: Measurements) -> Finding | None:
     often = sorted((place for place, per_step in places.items() if per_step >= 0.5), key=lambda place: -places[place])
     if not often:
         return None
-    more = f" (and {', '.join(often[1:4])})" if len(often) > 1 else ""
+    elsewhere = f" (and {', '.join(often[1:4])})" if len(often) > 1 else ""
     remedy = "an .item(), .cpu(), bool() or print() of a tensor there; leave it on the device, or do it rarely"
-    return Finding(2.0, f"the host waits for the GPU in every step at {often[0]}{more}: {remedy}")
+    return PossibleBottleneck(2.0, f"the host waits for the GPU in every step at {often[0]}{elsewhere}: {remedy}")
 
 
-def slow_rank(measured: Measurements) -> Finding | None:
+def slow_rank(measured: Measurements) -> PossibleBottleneck | None:
     """One rank has more work or a slower machine, and the others wait for it at each gradient sync."""
     if measured.slowest is None:
         return None
     slowest, ratio = measured.slowest
-    others = [report for report in measured.timed if report is not slowest]
-    excess_s = slowest.own_s - median([report.own_s for report in others])
+    peers = [report for report in measured.timed if report is not slowest]
+    excess_s = slowest.own_s - median([report.own_s for report in peers])
     weight = excess_s / slowest.step_s * _share_of_steps(measured)
-    data_s = slowest.parts.get("data", 0.0) - median([report.parts.get("data", 0.0) for report in others])
+    data_s = slowest.parts.get("data", 0.0) - median([report.parts.get("data", 0.0) for report in peers])
     if data_s > excess_s / 2:
         remedy = "it waits for its data: check the file system that this machine reads from"
     else:
@@ -286,10 +290,10 @@ def slow_rank(measured: Measurements) -> Finding | None:
         if isinstance(measured.config.cluster, Slurm) and measured.num_hosts > 1:
             remedy += f", or cluster.exclude={slowest.host}"
     text = f"rank {slowest.rank} on {slowest.host} takes {ratio:.1f} times as long as the others for its own part of a"
-    return Finding(weight, f"{text} step, and they wait for it {weight:.0%} of the time: {remedy}")
+    return PossibleBottleneck(weight, f"{text} step, and they wait for it {weight:.0%} of the time: {remedy}")
 
 
-def data(measured: Measurements) -> Finding | None:
+def data(measured: Measurements) -> PossibleBottleneck | None:
     """All ranks wait for their samples."""
     share = measured.shares["data"]
     cheaper = "a cheaper __getitem__" if measured.more_workers_help else "a cheaper way to make a batch"
@@ -307,12 +311,12 @@ def data(measured: Measurements) -> Finding | None:
     if needed > possible:
         # the cores of this machine are shared out already; a job may request more
         may_request = measured.more_workers_help and isinstance(measured.config.cluster, Slurm)
-        more = f"cluster.cpus_per_process {cores} -> {min(needed + 1, 4 * cores)}, or " if may_request else ""
-        remedies.append(f"{more}{cheaper}")
-    return Finding(weight, f"waiting for data {share:.0%} of the time: {', then '.join(remedies)}")
+        request = f"cluster.cpus_per_process {cores} -> {min(needed + 1, 4 * cores)}, or " if may_request else ""
+        remedies.append(f"{request}{cheaper}")
+    return PossibleBottleneck(weight, f"waiting for data {share:.0%} of the time: {', then '.join(remedies)}")
 
 
-def gradient_sync(measured: Measurements) -> Finding | None:
+def gradient_sync(measured: Measurements) -> PossibleBottleneck | None:
     """Even the last rank to arrive waits for the gradients to be sent."""
     if len(measured.reports) < 2:
         return None
@@ -331,10 +335,10 @@ def gradient_sync(measured: Measurements) -> Finding | None:
     else:
         remedy = f"the model is small for {counted(measured.world.size, 'rank')}; fewer may be as fast"
     remedy += "; check that cluster.network_interface is the fast network" if measured.num_hosts > 1 else ""
-    return Finding(weight, f"sending gradients {weight:.0%} of the time: {remedy}")
+    return PossibleBottleneck(weight, f"sending gradients {weight:.0%} of the time: {remedy}")
 
 
-def optimizer(measured: Measurements) -> Finding | None:
+def optimizer(measured: Measurements) -> PossibleBottleneck | None:
     """The update takes a fifth of the time or more, and the optimizer has a faster implementation."""
     share = measured.shares["optimizer"]
     node = measured.config.optimizer
@@ -342,10 +346,10 @@ def optimizer(measured: Measurements) -> Finding | None:
     slow = isinstance(node, dict) and node.get("fused", True) is None and not node.get("foreach")
     if share < 2 * NOTEWORTHY or not slow:
         return None
-    return Finding(share, f"the optimizer takes {share:.0%} of the time: optimizer.fused null -> true")
+    return PossibleBottleneck(share, f"the optimizer takes {share:.0%} of the time: optimizer.fused null -> true")
 
 
-def evaluation(measured: Measurements) -> Finding | None:
+def evaluation(measured: Measurements) -> PossibleBottleneck | None:
     """Evaluations come too often, or take too long."""
     share = measured.shares["evaluation"]
     if measured.evaluations < 2:
@@ -354,10 +358,10 @@ def evaluation(measured: Measurements) -> Finding | None:
     rarer = _rarer(every, share, measured.total_steps)
     if rarer is None:
         return None
-    return Finding(share, f"evaluating {share:.0%} of the time: trainer.eval_every_steps {every} -> {rarer}")
+    return PossibleBottleneck(share, f"evaluating {share:.0%} of the time: trainer.eval_every_steps {every} -> {rarer}")
 
 
-def saving(measured: Measurements) -> Finding | None:
+def saving(measured: Measurements) -> PossibleBottleneck | None:
     """Saves come too often, or training waits too long for them."""
     share, policy = measured.shares["saving"], measured.config.checkpoint
     if measured.saves < 2:
@@ -373,38 +377,38 @@ def saving(measured: Measurements) -> Finding | None:
         remedy = "a run_dir on a faster file system"
     else:
         remedy = "checkpoint.auto=true, which weighs what a save costs against what a failure would"
-    return Finding(share, f"saving {share:.0%} of the time: {remedy}")
+    return PossibleBottleneck(share, f"saving {share:.0%} of the time: {remedy}")
 
 
-def agreement(measured: Measurements) -> Finding | None:
+def agreement(measured: Measurements) -> PossibleBottleneck | None:
     """Ranks wait for each other between steps."""
     share = measured.agreement_s / measured.wall_s
     network = "cluster.network_interface is the fast network, and that " if measured.num_hosts > 1 else ""
     remedy = f"check that {network}no rank shares its cores"
-    return Finding(share, f"the ranks wait for each other between steps {share:.0%} of the time: {remedy}")
+    return PossibleBottleneck(share, f"the ranks wait for each other between steps {share:.0%} of the time: {remedy}")
 
 
-def logging(measured: Measurements) -> Finding | None:
+def logging(measured: Measurements) -> PossibleBottleneck | None:
     """Metrics are written too often."""
     share, every = measured.logging_s / measured.wall_s, measured.config.logger.every_steps
     rarer = _rarer(every, share, measured.total_steps)
     if rarer is None:
         return None
-    return Finding(share, f"writing metrics {share:.0%} of the time: logger.every_steps {every} -> {rarer}")
+    return PossibleBottleneck(share, f"writing metrics {share:.0%} of the time: logger.every_steps {every} -> {rarer}")
 
 
-def between_steps(measured: Measurements) -> Finding | None:
+def between_steps(measured: Measurements) -> PossibleBottleneck | None:
     """The rest: Python, in runs whose steps are shorter than the work around them."""
-    known = (measured.agreement_s + measured.logging_s) / measured.wall_s
-    share = measured.shares["between_steps"] - known
+    measured_share = (measured.agreement_s + measured.logging_s) / measured.wall_s
+    share = measured.shares["between_steps"] - measured_share
     if not measured.batch_may_grow:
         return None
     # not a larger micro-batch, which leaves the number of steps as it is
     remedy = f"steps are short; a larger trainer.global_batch_size has fewer of them, {CHANGES_THE_WEIGHTS}"
-    return Finding(share, f"{share:.0%} of the time is spent between the steps: {remedy}")
+    return PossibleBottleneck(share, f"{share:.0%} of the time is spent between the steps: {remedy}")
 
 
-CHECKS: tuple[Callable[[Measurements], Finding | None], ...] = (
+CHECKS: tuple[Callable[[Measurements], PossibleBottleneck | None], ...] = (
     memory,
     device_syncs,
     slow_rank,

@@ -70,7 +70,7 @@ def peak_flops(name: str, products: str) -> float | None:
     return None if peak is None else peak * 1e12
 
 
-class FlopCount(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class FlopCountMode(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Count the floating-point operations of matrix products, convolutions and attention inside a ``with`` block.
 
     The formulas are those of `torch.utils.flop_counter`, a multiplication and an addition being two; attention on the
@@ -134,7 +134,8 @@ def _formulas() -> dict[Any, Formula]:
 class FlopCounter:
     """Counts the FLOPs of a sample, forward and backward, once per run.
 
-    They are counted in a step of the training. A compiled model hides its operators, and so do nn.DataParallel's
+    They are counted in a step of the training: a pass of its own would delay the first step, and call the task's code
+    once more than training does. A compiled model hides its operators, and so do nn.DataParallel's
     threads; and a turn may take part in a few steps only. In these cases, two samples go through the model itself,
     uncompiled, before a step (`by_trial`). Where ranks compute different amounts, nothing is counted.
 
@@ -170,11 +171,11 @@ class FlopCounter:
             self._step(step, micro_batches)
             return
         sizes: list[int] = []
-        with FlopCount() as count:
-            self._step(step, _noting(micro_batches, sizes))
+        with FlopCountMode() as count:
+            self._step(step, _record_sizes(micro_batches, sizes))
         # ranks that compute layers together have the same samples, and this one counts its part
-        own, together = sum(sizes), self._world.share.num_together
-        self._record((count.total or 0) * together / own if own else None)
+        num_samples, together = sum(sizes), self._world.share.num_together
+        self._record((count.total or 0) * together / num_samples if num_samples else None)
 
     def before_step(self, micro_batches: Iterator[MicroBatch], task_state: TaskState) -> Iterator[MicroBatch]:
         """Count with the first samples of the next micro-batch; collective.
@@ -188,8 +189,8 @@ class FlopCounter:
         """
         first = next(micro_batches)
         with task_state.restored():
-            counted = flops_by_trial(self._step, first, self._world)
-        self._record(None if counted is None else counted * self._world.share.num_together)
+            flops = flops_by_trial(self._step, first, self._world)
+        self._record(None if flops is None else flops * self._world.share.num_together)
         return itertools.chain([first], micro_batches)
 
     def mfu(self, samples_per_s_per_device: float) -> float | None:
@@ -205,19 +206,19 @@ class FlopCounter:
 
 
 def hides_operators(step: TrainStep) -> bool:
-    """Whether `FlopCount` can't see the model's operators: it is compiled in part, or in nn.DataParallel's threads."""
+    """Whether the model hides its operators from `FlopCountMode`: compiled in part, or in nn.DataParallel's threads."""
     replica = step.turns[0].module.replica
     return replica.in_threads or is_any_compiled(replica.model)
 
 
-def _noting(micro_batches: Iterator[MicroBatch], sizes: list[int]) -> Iterator[MicroBatch]:
+def _record_sizes(micro_batches: Iterator[MicroBatch], sizes: list[int]) -> Iterator[MicroBatch]:
     """Yield the same micro-batches, and note how many samples each of them holds."""
     for micro_batch in micro_batches:
-        sizes.append(_size(micro_batch))
+        sizes.append(_num_samples(micro_batch))
         yield micro_batch
 
 
-def _size(micro_batch: MicroBatch) -> int:
+def _num_samples(micro_batch: MicroBatch) -> int:
     return micro_batch.num_samples if micro_batch.weight is None else micro_batch.num_delivered
 
 
@@ -235,7 +236,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: TrainingWorl
         FLOPs; None if a rank has no samples, or if the model or the task fails on so few.
     """
     model = step.turns[0].module.replica.model
-    size = _size(micro_batch)
+    size = _num_samples(micro_batch)
     # the same number everywhere: a rank whose batch is empty would leave the others alone in their collectives
     few = int(world.combine_(torch.tensor(min(TRIAL_SAMPLES, size)), "min"))
     if not few:
@@ -248,7 +249,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: TrainingWorl
     try:
         with uncompiled(), training_pass_undone(model, world, compiled=False):
             for turn in step.turns:
-                with FlopCount() as count, turn.module.gradients_required():
+                with FlopCountMode() as count, turn.module.gradients_required():
                     samples = micro_batch._replace(batch=batch, num_samples=few)
                     compute = partial(turn.compute_unlogged, micro_batch=samples)
                     turn.module.replica.try_gradients(compute, turn.module.unfrozen)

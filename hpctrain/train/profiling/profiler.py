@@ -20,14 +20,15 @@ from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.rank.agreement import Agreement
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.times import Times
-from hpctrain.train.precision import poor_fit
-from hpctrain.train.profiling.bottleneck import Measurements, RankReport, Slowest, find_bottleneck, slowest_of
+from hpctrain.train.precision import slow_precision_reason
+from hpctrain.train.profiling.bottleneck import Measurements, RankReport, SlowestRank, find_bottleneck, slowest_of
 from hpctrain.train.profiling.flops import FlopCounter
 from hpctrain.train.profiling.sampler import StepSampler
 from hpctrain.train.training import Training
 
 LOG_EVERY_S = 1.0
-"""Seconds between records of values that change slowly."""
+"""Seconds between records of values that change slowly: a tiny model logs a record every few milliseconds, and each
+value costs about a microsecond in TensorBoard's file alone."""
 WRITE_EVERY_S = 10.0
 """Seconds between two writes of `verdict.json`."""
 LEAST_STEPS = 3
@@ -36,7 +37,7 @@ LEAST_STEPS = 3
 log = logging.getLogger("hpctrain.train")
 
 
-class SlowestRank:
+class SlowestRankTracker:
     """Follows the slowest rank over time.
 
     A stretch lasts from one gathering to the next, or longer, until each rank has timed `LEAST_STEPS` in it.
@@ -44,7 +45,7 @@ class SlowestRank:
 
     def __init__(self) -> None:
         self._before: Sequence[RankReport] = ()
-        self._slowest: Slowest | None = None
+        self._slowest: SlowestRank | None = None
 
     def add(self, reports: Sequence[RankReport]) -> None:
         """Add the reports that were gathered, in rank order."""
@@ -66,10 +67,11 @@ class SlowestRank:
 
 
 class Profiler:
-    """Measures some of an attempt's steps, and reports the bottleneck; see docs/adr/0006.
+    """Measures some of an attempt's steps, and reports the bottleneck.
 
     When `next_step` steps are completed, the loop calls `do_step` for the next one; it runs all other steps itself.
-    So measuring adds only a comparison to most steps.
+    So measuring adds only a comparison to most steps. Timing every step would cost a tiny model more than everything
+    else in the loop, and each window of torch's profiler costs tens of milliseconds and an import.
 
     Args:
         training: what is trained.
@@ -110,7 +112,7 @@ class Profiler:
         )
         self._sampler: StepSampler | None = None
         if config.logger.measure:
-            self._sampler = StepSampler(training.step, world, loader, start_step=start_step, clock=clock)
+            self._sampler = StepSampler(training.step, world, loader, next_step=start_step + 1, clock=clock)
         self._trace: TorchProfile | None = None
         if trace is not None and config.trainer.profile is not None:
             first, last = config.trainer.profile
@@ -118,7 +120,7 @@ class Profiler:
         trained = [parameter for turn in training.step.turns for parameter in turn.module.unfrozen]
         self._gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
         self._reports: list[RankReport] = []
-        self._slowest = SlowestRank()
+        self._slowest = SlowestRankTracker()
         self._records = 0
         self._saves = 0
         self._evaluations = 0
@@ -197,12 +199,12 @@ class Profiler:
             self._trace.close()
         if self._sampler is None or not self._world.is_rank_zero:
             return
-        found = self._write(step)
-        if found.shares:
-            listed = ", ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in found.shares.items())
-            log.info("time since the first step: %s", listed)
-        log.info("bottleneck: %s", found.text)
-        for line in found.also:
+        bottleneck = self._write(step)
+        if bottleneck.shares:
+            shares = ", ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in bottleneck.shares.items())
+            log.info("time since the first step: %s", shares)
+        log.info("bottleneck: %s", bottleneck.text)
+        for line in bottleneck.also:
             log.info("also: %s", line)
 
     def _next(self, completed: int) -> int:
@@ -216,6 +218,7 @@ class Profiler:
         return min(candidates, default=-1)
 
     def _gather(self, step: int) -> None:
+        # only where the ranks communicate anyway: an exchange of its own would hold up the fastest rank
         if self._sampler is not None:
             gathered = self._world.gather(asdict(self._sampler.report(step))) or []
             self._reports = [RankReport(**report) for report in gathered]
@@ -228,11 +231,11 @@ class Profiler:
             self._gather(step)
         measured = self._measurements(step)
         mfu = self._flops.mfu(measured.samples_per_s_per_device)
-        found = find_bottleneck(measured, flops_per_sample=self._flops.per_sample, mfu=mfu)
+        bottleneck = find_bottleneck(measured, flops_per_sample=self._flops.per_sample, mfu=mfu)
         # if no step was timed, the previous attempt's file stays the newest one
-        if self._times.claim is not None and found.shares:
-            found.write(self._times.claim)
-        return found
+        if self._times.claim is not None and bottleneck.shares:
+            bottleneck.write(self._times.claim)
+        return bottleneck
 
     def _measurements(self, step: int) -> Measurements:
         spent, plan = self._times.spent(), self._training.data.plan
@@ -257,7 +260,7 @@ class Profiler:
             num_workers=self._training.data.workers.num_workers,
             more_workers_help=workers_can_help(self._training.data.dataset),
             gradient_bytes=self._gradient_bytes,
-            faster_precision="" if faster is None or poor_fit(faster, self._world.device) else faster.kind,
+            faster_precision="" if faster is None or slow_precision_reason(faster, self._world.device) else faster.kind,
         )
 
 
@@ -285,7 +288,7 @@ class TorchProfile:
     def trace(self, step: int, do: Callable[[], None]) -> None:
         """Run a step that belongs to the trace, and write the trace after the last one."""
         if self._profiler is None:
-            self._profiler = self._started()
+            self._profiler = self._start()
         do()
         if step + 1 == self._last:
             self.close()
@@ -306,7 +309,7 @@ class TorchProfile:
             return
         log.info("a trace of steps %d to %d: %s (ui.perfetto.dev, TensorBoard)", self._first, self._last, self._file)
 
-    def _started(self) -> profile:
+    def _start(self) -> profile:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
         profiler = profile(activities=activities, record_shapes=True)
         with warnings.catch_warnings():

@@ -11,6 +11,7 @@ import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -56,12 +57,12 @@ class MemoryGrowth:
     def __init__(self) -> None:
         self._readings: list[tuple[int, int]] = []
         self._every = 1
-        self._seen = 0
+        self._num_added = 0
 
     def add(self, step: int, used_bytes: int) -> None:
         """Add the memory in use after ``step`` completed steps; always read at the same place of a step."""
-        self._seen += 1
-        if self._seen % self._every:
+        self._num_added += 1
+        if self._num_added % self._every:
             return
         self._readings.append((step, used_bytes))
         if len(self._readings) > MAX_READINGS:
@@ -80,7 +81,9 @@ class MemoryGrowth:
             return 0.0
         early, late = _slope(begin, middle), _slope(middle, end)
         third = len(readings) // 3
-        ever_higher = max(used for _, used in readings[:third]) < min(used for _, used in readings[-third:])
+        ever_higher = max(used_bytes for _, used_bytes in readings[:third]) < min(
+            used_bytes for _, used_bytes in readings[-third:]
+        )
         if early <= 0 or late < STEADY * early or not ever_higher:
             return 0.0
         return _slope(begin, end)
@@ -118,7 +121,7 @@ class LastGradient:
 
     The hooks run before DDP sends the gradient. In the first backward pass every parameter has one; after that only the
     parameter whose gradient came last, which costs next to nothing. If that one gets no gradient, all parameters are
-    watched in the next backward pass.
+    watched in the next backward pass. DDP's own statistics are private, and on a GPU they wait for their events.
 
     Args:
         parameters: of the replica that require a gradient.
@@ -207,14 +210,14 @@ class PartTimer:
 
     def take(self) -> list[dict[str, float]]:
         """Return the seconds by part of each step whose times are known by now; each step is returned once."""
-        found = []
+        laps_by_step = []
         # an event whose work is still queued has no time yet, and waiting for it would stall the host
         while self._steps and self._steps[0][-1][1].query():
             laps: dict[str, float] = {}
             for (_, before), (part, now) in itertools.pairwise(self._steps.popleft()):
                 laps[part] = laps.get(part, 0.0) + before.elapsed_time(now) / 1000
-            found.append(laps)
-        return found
+            laps_by_step.append(laps)
+        return laps_by_step
 
     def _event(self) -> HostEvent | torch.cuda.Event:
         if self._device.type != "cuda":
@@ -224,64 +227,57 @@ class PartTimer:
         return event
 
 
+@dataclass(eq=False)
 class StepSampler:
     """Times some steps on one rank, at most every `SAMPLE_EVERY_S`: the cost is a share of the time, not of the steps.
 
-    Args:
-        step: the step of the training.
+    Attributes:
+        train_step: the step of the training.
         world: the ranks.
         loader: of this rank's training batches; it measures its waits in every step.
-        start_step: completed steps at the start of the attempt; the first new one is cold, and isn't timed.
+        next_step: completed steps before the next step to be timed; the loop compares it. The first one of an attempt
+            is cold, and isn't timed.
         clock: monotonic seconds.
-
-    Attributes:
-        next_step: completed steps before the next step to be timed; the loop compares it.
         growth: of the memory in use.
         memory: of this rank's device.
     """
 
-    def __init__(
-        self,
-        step: TrainStep,
-        world: World,
-        loader: TrainLoader,
-        *,
-        start_step: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._world = world
-        self._clock = clock
-        self._loader = loader
-        self._step = step
-        self._timer = PartTimer(world.device)
+    train_step: TrainStep
+    world: World
+    loader: TrainLoader
+    _: KW_ONLY
+    next_step: int
+    clock: Callable[[], float] = time.monotonic
+    growth: MemoryGrowth = field(default_factory=MemoryGrowth, init=False)
+    _steps_timed: int = field(default=0, init=False)
+    _samples: int = field(default=0, init=False)
+    _sync_samples: int = field(default=0, init=False)
+    _syncs: Counter[str] = field(default_factory=Counter, init=False)
+    _last_sample: tuple[int, float] | None = field(default=None, init=False)
+    _begun: tuple[int, float] | None = field(default=None, init=False)
+    _last_wait: tuple[float, float] | None = field(default=None, init=False)
+    _memory_at: float = field(default=float("-inf"), init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = Memory(self.world.device)
+        self._timer = PartTimer(self.world.device)
         self._totals: defaultdict[str, float] = defaultdict(float)
-        self._steps_timed = 0
-        self._samples = 0
-        self._sync_samples = 0
-        self._syncs: Counter[str] = Counter()
-        self._last_sample: tuple[int, float] | None = None
-        self._begun: tuple[int, float] | None = None
-        self._last_wait: tuple[float, float] | None = None
-        self.growth = MemoryGrowth()
-        self.memory = Memory(world.device)
-        self._memory_at = float("-inf")
-        self.next_step = start_step + 1
 
     def do_step(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
         """Run step ``step``, counted from 0, and time it; collective."""
-        now = self._clock()
+        now = self.clock()
         if self._begun is None:
-            self._begun = step, self._loader.waited_s
-        counts_syncs = self._world.device.type == "cuda" and self._sync_samples < SYNC_SAMPLES
+            self._begun = step, self.loader.waited_s
+        counts_syncs = self.world.device.type == "cuda" and self._sync_samples < SYNC_SAMPLES
         with counted_syncs(self._syncs) if counts_syncs else nullcontext():
-            self._step(step, micro_batches, self._timer)
+            self.train_step(step, micro_batches, self._timer)
         self._sync_samples += counts_syncs
         self._take()
         self.next_step = step + self._stride(step, now)
 
     def read_memory(self, step: int) -> None:
         """Read the memory in use after ``step`` completed steps, at most every `MEMORY_EVERY_S`."""
-        now = self._clock()
+        now = self.clock()
         if now - self._memory_at >= MEMORY_EVERY_S:
             self._memory_at = now
             self.growth.add(step, self.memory.used())
@@ -291,12 +287,12 @@ class StepSampler:
         self._take()
         parts = {part: seconds / self._steps_timed for part, seconds in self._totals.items()}
         steps_loaded = 0
-        if parts and self._world.device.type == "cpu" and self._begun is not None and step > self._begun[0]:
-            # exact, while the timed steps are only a sample
+        if parts and self.world.device.type == "cpu" and self._begun is not None and step > self._begun[0]:
+            # exact, while the timed steps are only a sample, which may miss a stall that comes once in a thousand steps
             steps_loaded = step - self._begun[0]
-            parts["data"] = (self._loader.waited_s - self._begun[1]) / steps_loaded
+            parts["data"] = (self.loader.waited_s - self._begun[1]) / steps_loaded
         return RankReport(
-            rank=self._world.rank,
+            rank=self.world.rank,
             host=socket.gethostname(),
             steps_timed=self._steps_timed,
             steps_loaded=steps_loaded,
@@ -311,9 +307,9 @@ class StepSampler:
 
         On a GPU it is the share in all timed steps so far: while the host waits, the device may still have work queued.
         """
-        before, now = self._last_wait, (self._loader.waited_s, self._clock())
+        before, now = self._last_wait, (self.loader.waited_s, self.clock())
         self._last_wait = now
-        if self._world.device.type == "cuda":
+        if self.world.device.type == "cuda":
             total = sum(self._totals.values())
             return self._totals["data"] / total if total > 0 else 0.0
         if before is None or now[1] <= before[1]:
@@ -338,9 +334,9 @@ class StepSampler:
         return stride + self._samples % VARIATION if stride > VARIATION else max(1, stride)
 
 
-MESSAGE = "called a synchronizing CUDA operation"
+SYNC_WARNING = "called a synchronizing CUDA operation"
 """Start of torch's warning (c10/cuda/CUDAFunctions.cpp)."""
-NOTICE = "Synchronization debug mode is a prototype"
+MODE_WARNING = "Synchronization debug mode is a prototype"
 """Start of the warning that torch emits once when the mode is set (torch/csrc/cuda/Module.cpp)."""
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _USER_LIKE = (f"{_PACKAGE}tasks{os.sep}", f"{_PACKAGE}models{os.sep}")
@@ -350,7 +346,7 @@ _LIBRARY = str(Path(os.__file__).parent) + os.sep
 
 
 @contextmanager
-def counted_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> Iterator[None]:
+def counted_syncs(counts: Counter[str], device_mode: ModuleType = torch.cuda) -> Iterator[None]:
     """Count the calls in the ``with`` block that wait for the GPU, by the line that made them.
 
     The line is the innermost one that is neither torch's nor the standard library's, such as ``task.py:41``; a
@@ -358,21 +354,21 @@ def counted_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> 
     pass.
 
     Args:
-        found: the counts are added to it.
+        counts: the counts are added to it.
         device_mode: has `get_sync_debug_mode` and `set_sync_debug_mode`.
     """
     mode = device_mode.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", message=MESSAGE)
-        warnings.filterwarnings("ignore", message=NOTICE)
+        warnings.filterwarnings("always", message=SYNC_WARNING)
+        warnings.filterwarnings("ignore", message=MODE_WARNING)
         show = warnings.showwarning
 
         # not by `filename`: that is the innermost Python frame, often one of torch's own
-        def count(message: Warning | str, *rest: Any, **named: Any) -> None:
-            if not str(message).startswith(MESSAGE):
-                show(message, *rest, **named)
+        def count(message: Warning | str, *arguments: Any, **keywords: Any) -> None:
+            if not str(message).startswith(SYNC_WARNING):
+                show(message, *arguments, **keywords)
             elif place := user_line(sys._getframe(1)):
-                found[place] += 1
+                counts[place] += 1
 
         warnings.showwarning = count
         device_mode.set_sync_debug_mode("warn")

@@ -57,7 +57,7 @@ def test_other_ranks_hold_no_copies_after_a_resume(training):
     watched.rank = 1
     second.load_state_dict(first.state_dict())
     second.on_start(watched)
-    assert second.kept == []
+    assert second.terms == []
 
 
 def test_counts_are_not_averaged(training):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.cli.fit_batch import PRECISION, BatchSearch, Trial
+from hpctrain.cli.fit_batch import RESOLUTION, BatchSearch, BatchTrial
 
 MODEL, SAMPLE = 1000, 7
 
@@ -16,9 +16,9 @@ class Machine:
     def __call__(self, size):
         self.tried.append(size)
         if size > self.dies:
-            return Trial(micro_batch_size=size, fits=False, peak_bytes=None)
+            return BatchTrial(micro_batch_size=size, fits=False, peak_bytes=None)
         peak = MODEL + SAMPLE * size
-        return Trial(micro_batch_size=size, fits=peak <= self.limit, peak_bytes=peak)
+        return BatchTrial(micro_batch_size=size, fits=peak <= self.limit, peak_bytes=peak)
 
 
 def searched(machine, largest=10**6, *, careful=False):
@@ -33,7 +33,7 @@ def searched(machine, largest=10**6, *, careful=False):
 def test_it_finds_the_largest_that_fits(samples, careful):
     machine = Machine(MODEL + SAMPLE * samples + 3)
     found, _ = searched(machine, careful=careful)
-    assert found <= samples <= found + max(1, found // PRECISION)
+    assert found <= samples <= found + max(1, found // RESOLUTION)
     assert len(machine.tried) <= 30
 
 

@@ -147,7 +147,7 @@ def test_what_is_offered_is_what_composing_finds(group: str, here: Path) -> None
     assert options_of(group, folders) == sorted(composer.options.of(group))
     for option in options_of(group, folders):
         needed = {"image_folder": ["task.data=."], "tokens": ["task.data=."], "custom": [f"{group}._target_=a.B"]}
-        node = composer._raw([f"{group}={option}", *needed.get(option, [])])
+        node = composer._compose_node([f"{group}={option}", *needed.get(option, [])])
         composed = {f"{group}.{name}" for name in node[group]} - {"cluster.kind"}
         offered = {".".join(key.split(".")[:2]) for key in keys_of(group, option, folders)}
         assert offered == composed, option

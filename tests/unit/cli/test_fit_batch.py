@@ -8,7 +8,7 @@ import pytest
 from greedy import WORDS
 
 from hpctrain.cli import main
-from hpctrain.cli.fit_batch import BatchSearch, Trial, _advice, _answer
+from hpctrain.cli.fit_batch import BatchSearch, BatchTrial, _advice, _answer
 from hpctrain.config.compose import Composer
 
 UNIT = Path(__file__).parents[1]
@@ -104,7 +104,7 @@ def test_the_advice_is_for_the_global_batch(words, fits, lines):
     search = BatchSearch(limit_bytes=1, largest=64, careful=True)
     rates = {1: 10.0, 2: 98.0, 4: 100.0, 8: 100.0, 16: 300.0, 32: 301.0, 64: 302.0}
     for size in (size for size in rates if size <= fits):
-        search.record(Trial(micro_batch_size=size, fits=True, peak_bytes=size, samples_per_s=rates[size]))
+        search.record(BatchTrial(micro_batch_size=size, fits=True, peak_bytes=size, samples_per_s=rates[size]))
     assert _advice(config, search, _answer(config, search, ranks), ranks, ranks).splitlines() == lines
 
 

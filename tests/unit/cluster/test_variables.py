@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.cluster import launchers
-from hpctrain.cluster.variables import Variables, is_loopback, scrubbed
+from hpctrain.cluster.variables import Variables, is_loopback, without_job_variables
 from hpctrain.errors import ClusterEnvironmentError
 
 
@@ -11,7 +11,7 @@ def test_what_is_read_and_set_is_remembered():
     variables = Variables({"RANK": "3", "HOST": " n1 ", "EMPTY": " ", "OTHER": "x"})
     assert (variables.number("RANK"), variables.text("HOST")) == (3, "n1")
     assert (variables.text("EMPTY"), variables.number("EMPTY"), variables.text("ABSENT")) == (None, None, None)
-    assert variables.seen == {"RANK": "3", "HOST": "n1"}
+    assert variables.values_read == {"RANK": "3", "HOST": "n1"}
 
 
 ODD_NUMBERS = ["-1", "1.5", "two", "²", "1 2"]
@@ -90,12 +90,12 @@ def test_only_the_allocation_and_the_launchers_go() -> None:
         *("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "SUBMITIT_EXECUTOR", "SUBMITIT_LOCAL_GLOBALID"),
     ]
-    assert scrubbed(kept | dict.fromkeys(dropped, "1")) == kept
+    assert without_job_variables(kept | dict.fromkeys(dropped, "1")) == kept
 
 
 def test_the_given_mapping_is_left_alone() -> None:
     variables = {"SLURM_JOB_ID": "1"}
-    assert scrubbed(variables) == {}
+    assert without_job_variables(variables) == {}
     assert variables == {"SLURM_JOB_ID": "1"}
 
 
@@ -104,4 +104,4 @@ def test_no_launcher_is_seen_by_a_program_that_is_launched_from_its_ranks() -> N
         *launchers.MARKS,
         *launchers.SIZES,
     }
-    assert scrubbed(dict.fromkeys(names, "2")) == {}
+    assert without_job_variables(dict.fromkeys(names, "2")) == {}

@@ -1,13 +1,13 @@
 import pytest
 
-from hpctrain.config.optimizer import SGD, AdamW, Handling, handling_of
+from hpctrain.config.optimizer import SGD, AdamW, ParameterOptions, parameter_options
 from hpctrain.errors import ConfigError
 
 
 def test_what_hpctrain_handles_itself_is_taken_out_of_the_arguments():
     node = {"_target_": "torch.optim.SGD", "lr": 0.1, "lr_scaling": "sqrt", "no_decay_norm_bias": True}
-    assert handling_of(node) == Handling(lr_scaling="sqrt", no_decay_norm_bias=True)
-    assert handling_of({"lr": 0.1}) == Handling()
+    assert parameter_options(node) == ParameterOptions(lr_scaling="sqrt", no_decay_norm_bias=True)
+    assert parameter_options({"lr": 0.1}) == ParameterOptions()
 
 
 @pytest.mark.parametrize("kind", [AdamW, SGD])

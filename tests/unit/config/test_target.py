@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.source import _names
+from hpctrain.config.source import _bound_names
 from hpctrain.config.target import check_targets
 from hpctrain.errors import ConfigError
 
@@ -276,7 +276,7 @@ def test_an_argument_added_to_a_task_of_hpctrain_is_checked() -> None:
 
 def test_a_check_costs_milliseconds() -> None:
     check_targets("task", node("parts.More", "seed rate"))  # now its folder is in the system's cache
-    _names.cache_clear()
+    _bound_names.cache_clear()
     began = time.process_time()
     check_targets("task", node("parts.More", "seed rate"))
     assert time.process_time() - began < 0.05

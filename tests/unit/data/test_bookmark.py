@@ -14,7 +14,7 @@ from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.loader import EvalLoader, TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.stream import ShardedStream, ShuffledStream, StreamReader, has_bookmarks, remark_on
+from hpctrain.data.stream import ShardedStream, ShuffledStream, StreamReader, describe_resume_cost, has_bookmarks
 from hpctrain.data.workers import Workers
 from hpctrain.errors import ConfigError, TaskError
 
@@ -409,8 +409,8 @@ def test_what_can_be_read_only_once_is_refused():
 
 
 def test_what_a_resume_costs_is_said():
-    assert remark_on(Counting()) is None
-    assert "has no state, and can't seek: a resume reads it again" in remark_on(Plain())
+    assert describe_resume_cost(Counting()) is None
+    assert "has no state, and can't seek: a resume reads it again" in describe_resume_cost(Plain())
 
     class BufferShuffledExamplesIterable(Counting):
         def __init__(self, buffer_size):
@@ -422,7 +422,7 @@ def test_what_a_resume_costs_is_said():
     shuffled._ex_iterable.ex_iterable = BufferShuffledExamplesIterable(1)
     assert has_bookmarks(shuffled)
     shuffled._ex_iterable.ex_iterable.buffer_size = 2
-    assert "leaves out the samples in its shuffle buffer" in remark_on(shuffled)
+    assert "leaves out the samples in its shuffle buffer" in describe_resume_cost(shuffled)
     assert not has_bookmarks(shuffled)
     assert not has_bookmarks(Around(Around(shuffled)))
     # without bookmarks, the same samples by replaying

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.loader import assign
+from hpctrain.data.loader import plan_micro_batches
 from hpctrain.data.order import BucketOrder, ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.errors import TaskError
@@ -61,7 +61,7 @@ def test_a_step_has_the_same_samples_at_any_world_size(drop_last):
         for rank in range(world_size):
             step = 0
             order = BucketOrder(LENGTHS, 0, batch_size=24, pool_batches=3)
-            for entry in assign(plan, order, rank, start):
+            for entry in plan_micro_batches(plan, order, rank, start):
                 found[step] += entry.request[1].tolist() if entry.num_samples else []
                 step += entry.is_last
                 if step == 50:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.keyed_random import IntArray
-from hpctrain.data.loader import assign
+from hpctrain.data.loader import plan_micro_batches
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.errors import ConfigError, TaskError
@@ -176,7 +176,7 @@ def test_a_batch_beyond_the_dataset_takes_the_memory_of_the_dataset(micro_batch_
     plan = BatchPlan(1438, 10**9, micro_batch_size, 1, False)
     assert sorted(taken(plan, 0)) == list(range(1438))
     tracemalloc.start()
-    request = next(assign(plan, ShuffledOrder(1438, 0), 0, 0)).request
+    request = next(plan_micro_batches(plan, ShuffledOrder(1438, 0), 0, 0)).request
     assert len(request[1]) <= 1438
     assert tracemalloc.get_traced_memory()[1] < 2e6
     tracemalloc.stop()

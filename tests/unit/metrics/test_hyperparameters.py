@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpctrain.metrics.tensorboard import hyperparameters, parsed
+from hpctrain.metrics.tensorboard import hyperparameters, parse_value
 from hpctrain.run.directory import RunDirectory
 
 
@@ -51,5 +51,5 @@ def test_without_a_manifest_or_with_an_odd_one_none(run_of, tmp_path):
     ],
 )
 def test_values(typed, value):
-    assert parsed(typed) == value
-    assert type(parsed(typed)) is type(value)
+    assert parse_value(typed) == value
+    assert type(parse_value(typed)) is type(value)

@@ -151,7 +151,7 @@ def test_a_resume_in_a_window_gives_the_same_digits_also_of_names_that_a_rank_ha
     own = [meter.own_state() for meter in first.meters]
     state = first.call(Meter.state)
     for rank, meter in enumerate(second.meters):
-        meter.load_state(state, rank=rank, own=own[rank])
+        meter.load_state(state, rank=rank, own_state=own[rank])
     add(second, range(5, 12))
     assert second.call(Meter.means) | {"train/loss": 0} == straight.call(Meter.means) | {"train/loss": 0}
     assert second.exchanges == 0

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from hpctrain.metrics.media import capture, png_of
+from hpctrain.metrics.media import capture, encode_png
 from hpctrain.metrics.media_files import Medium
 from hpctrain.metrics.tensorboard import TensorBoardSink, event_files, frame, make_event_file
 
@@ -227,7 +227,7 @@ def test_a_resume_drops_later_media(tmp_path):
         sink = TensorBoardSink(tmp_path, resume_step)
         for step in steps:
             sink.media(Medium(step, 1763.0, "eval/a", "text", b"a"))
-            sink.media(Medium(step, 1763.0, "eval/b", "image", png_of(torch.rand(2, 2).numpy())))
+            sink.media(Medium(step, 1763.0, "eval/b", "image", encode_png(torch.rand(2, 2).numpy())))
         sink.close()
     found = served(tmp_path)
     for tag in ("eval/a", "eval/b"):

@@ -92,7 +92,7 @@ def test_slurms_own_word_is_kept_for_a_search() -> None:
 
 
 def pending(reason: str = "", job_id: str = "12", state: str = "PENDING", *, held: bool = False) -> SlurmJob:
-    return SlurmJob(job_id=job_id, number=12, state=JobState(state), reason=reason, held=held)
+    return SlurmJob(job_id=job_id, number=12, state=JobState(state), reason=reason, is_held=held)
 
 
 @pytest.mark.parametrize(

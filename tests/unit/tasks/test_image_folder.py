@@ -73,7 +73,7 @@ def test_evaluation_takes_the_centre_and_draws_nothing(data: Path) -> None:
 def test_the_model_sees_normalised_images(data: Path) -> None:
     task = ImageFolder(str(data), mean=(0.5, 0.5, 0.0), deviation=(0.5, 0.25, 1.0))
     images = torch.tensor([255, 0, 51], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(2, 3, 4, 4)
-    torch.testing.assert_close(task._normalised(images)[1, :, 2, 3], torch.tensor([1.0, -2.0, 0.2]))
+    torch.testing.assert_close(task._normalise(images)[1, :, 2, 3], torch.tensor([1.0, -2.0, 0.2]))
     sums = task.evaluate(Brightness(), (images, torch.tensor([0, 2])))
     assert sums["accuracy"] == (1, 2)
     assert "top5_accuracy" not in sums

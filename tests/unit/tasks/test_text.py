@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hpctrain.data.fetch import BatchDataset
 from hpctrain.errors import ConfigError
-from hpctrain.tasks.text import Text, Windows
+from hpctrain.tasks.text import Text
 
 
 class Uniform(nn.Module):
@@ -29,14 +29,15 @@ def test_the_text_is_english_and_split_without_overlap() -> None:
 
 
 def test_targets_are_the_next_bytes() -> None:
-    windows = Windows(torch.arange(10, dtype=torch.uint8), context_length=3)
+    task = Text(context_length=3)
+    windows, text = task.train_dataset(), task._text.tolist()
     assert isinstance(windows, BatchDataset)
-    assert len(windows) == 3
-    given, targets = windows.get_batch(torch.tensor([2, 0]))
-    assert given.tolist() == [[6, 7, 8], [0, 1, 2]]
-    assert targets.tolist() == [[7, 8, 9], [1, 2, 3]]
-    assert given.dtype == torch.int64
-    assert [part.tolist() for part in windows[1]] == [[3, 4, 5], [4, 5, 6]]
+    assert len(windows) == (round(len(text) * 0.9) - 1) // 3
+    inputs, targets = windows.get_batch(torch.tensor([2, 0]))
+    assert inputs.tolist() == [text[6:9], text[:3]]
+    assert targets.tolist() == [text[7:10], text[1:4]]
+    assert inputs.dtype == torch.int64
+    assert [part.tolist() for part in windows[1]] == [text[3:6], text[4:7]]
 
 
 def test_a_uniform_guess_costs_eight_bits_per_byte() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from hpctrain.data.fetch import BatchDataset
 from hpctrain.errors import ConfigError, TaskError
-from hpctrain.tasks.token_files import TokenFile, TokenWindows, about, find_token_files
+from hpctrain.tasks.token_files import TokenFile, TokenWindows, find_token_files, read_info
 
 
 def save(path: Path, tokens: range, dtype: str = "<u2") -> Path:
@@ -82,4 +82,4 @@ def test_files_that_can_not_be_used_are_refused(tmp_path: Path) -> None:
 
 
 def test_tokens_json_is_optional(tmp_path: Path) -> None:
-    assert about(tmp_path) == {}
+    assert read_info(tmp_path) == {}

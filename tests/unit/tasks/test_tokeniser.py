@@ -7,16 +7,14 @@ import pytest
 
 from hpctrain.errors import ConfigError
 from hpctrain.tasks.make_tokens import main
-from hpctrain.tasks.tokeniser import decoder, tokeniser
+from hpctrain.tasks.tokeniser import tokeniser
 
 
 def test_bytes() -> None:
     chosen = tokeniser("bytes")
     assert chosen.encode("né").tolist() == list("né".encode())
     assert (chosen.vocab_size, chosen.end_of_text) == (256, 0)
-    assert decoder("bytes")(list("né".encode())) == "né"
-    with pytest.raises(ConfigError, match="unknown tokeniser"):
-        decoder("words")
+    assert chosen.decode(list("né".encode())) == "né"
 
 
 @pytest.mark.parametrize("name", ["words", "tiktoken:", "tokenizers:"])
@@ -55,6 +53,7 @@ def test_a_file_of_tokenizers(tmp_path: Path) -> None:
     chosen = tokeniser(f"tokenizers:{tmp_path / 'tokenizer.json'}", "[END]")
     assert chosen.encode("b a c") == [1, 0, 2]
     assert (chosen.vocab_size, chosen.end_of_text) == (6, 5)
+    assert tokeniser(f"tokenizers:{tmp_path / 'tokenizer.json'}", None).decode([1, 0]).split() == ["b", "a"]
     with pytest.raises(ConfigError, match=r"--end-of-text=<\|endoftext\|>: is not a token"):
         tokeniser(f"tokenizers:{tmp_path / 'tokenizer.json'}")
     with pytest.raises(ConfigError, match=r"missing\.json: can't be read"):

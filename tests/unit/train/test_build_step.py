@@ -5,7 +5,7 @@ from torch import nn
 
 from hpctrain.errors import ConfigError
 from hpctrain.train.build_learning_rate import Span, build_learning_rate
-from hpctrain.train.build_step import _require_own_rates, _since
+from hpctrain.train.build_step import _require_own_rates, _unfreeze_step
 from hpctrain.train.optimizers import build_optimizers
 from hpctrain.train.update import Update
 
@@ -20,7 +20,7 @@ def require_own_rates(schedule, **rates):
         Update(
             each.optimizer,
             build_learning_rate("schedule", schedule, each.optimizer, Span(10, 5), base_lr=each.base_lr),
-            name=each.named.name,
+            name=each.settings.name,
         )
         for each in optimizers
     ]
@@ -38,8 +38,8 @@ def test_rates_of_optimizers_that_one_scheduler_would_make_the_same_are_refused(
 def test_unfreezing_at_an_epoch_needs_the_length_of_the_data():
     node = {"_target_": "torch.optim.SGD", "lr": 0.1, "groups": [{"match": "weight", "unfreeze_at_epoch": 0.5}]}
     (built,) = build_optimizers(node, nn.Linear(2, 3), 64)
-    assert [_since(group, Span(10, 6)) for group in built.groups] == [0, 3]
+    assert [_unfreeze_step(group, Span(10, 6)) for group in built.groups] == [0, 3]
     with pytest.raises(
         ConfigError, match=r"^optimizer\.groups\[0\]\.unfreeze_at_epoch=0\.5: .*; use unfreeze_at_step$"
     ):
-        _since(built.groups[1], Span(10, None))
+        _unfreeze_step(built.groups[1], Span(10, None))

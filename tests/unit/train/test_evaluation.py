@@ -16,7 +16,7 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.tasks import Metric, PerSample, Task
-from hpctrain.train.task_metrics import State, exact_bytes
+from hpctrain.train.task_metrics import MetricState, exact_bytes
 from hpctrain.train.training import build
 
 
@@ -258,7 +258,7 @@ def test_what_metric_objects_keep_within_the_limit_ends_nothing(scoring, agreeme
     ],
 )
 def test_states_of_another_size_than_their_default_grow(default, value, found):
-    state = State(SimpleNamespace(kept=value), "kept", default, "cat" if default is None else "stack")
+    state = MetricState(SimpleNamespace(kept=value), "kept", default, "cat" if default is None else "stack")
     assert exact_bytes([state, state]) == found
 
 

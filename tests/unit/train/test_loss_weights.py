@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset, default_collate
 from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import BatchFetcher, CollatedBatch, TensorBatches
 from hpctrain.data.loader import TrainLoader
-from hpctrain.data.micro_batch import MicroBatch, samples_in
+from hpctrain.data.micro_batch import MicroBatch, count_samples
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.workers import IN_PROCESS, Workers
@@ -101,7 +101,7 @@ def test_a_number_by_the_name_of_the_method_is_the_tasks_own(lone_world):
     ],
 )
 def test_the_samples_in_a_batch(batch, num_read, expected):
-    assert samples_in(batch, 8, num_read) == expected
+    assert count_samples(batch, 8, num_read) == expected
 
 
 def test_the_samples_in_a_list_of_samples():

@@ -38,7 +38,7 @@ class OwnOptimizer(torch.optim.SGD):
 
 def built(optimizer):
     named = NamedOptimizer.__new__(NamedOptimizer)
-    return BuiltOptimizer(named=named, optimizer=optimizer, base_lr=1.0, groups=[])
+    return BuiltOptimizer(settings=named, optimizer=optimizer, base_lr=1.0, groups=[])
 
 
 @pytest.fixture

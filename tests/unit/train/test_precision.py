@@ -10,8 +10,8 @@ from hpctrain.train.precision import (
     autocast,
     compute_in,
     order_channels_last,
-    poor_fit,
     set_fp32_precision,
+    slow_precision_reason,
 )
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ class Recorder(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_half_model_takes_and_gives_fp32_and_leaves_the_rest(dtype):
     model = Recorder().to(dtype)
-    compute_in(dtype, model, given=torch.float32)
+    compute_in(dtype, model, outer_dtype=torch.float32)
     labels, wide = torch.arange(3), torch.ones(3, dtype=torch.float64)
     found = model({"x": torch.ones(3), "wide": wide}, labels=labels, mask=None)
     (batch,), options = model.seen
@@ -101,8 +101,8 @@ def test_what_a_program_has_set_by_torchs_newer_api_is_overwritten_and_torch_can
 
 
 def test_what_gains_nothing_on_a_cpu_is_told():
-    assert "try bf16" in poor_fit(FORMATS["fp16"], CPU)
-    assert poor_fit(FORMATS["bf16"], CPU) is None
+    assert "try bf16" in slow_precision_reason(FORMATS["fp16"], CPU)
+    assert slow_precision_reason(FORMATS["bf16"], CPU) is None
 
 
 def test_channels_last_is_a_layout_and_nothing_else():
@@ -120,7 +120,7 @@ def test_channels_last_is_a_layout_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    "dress", [order_channels_last, lambda model: compute_in(HALF, model.to(HALF), given=torch.float32)]
+    "dress", [order_channels_last, lambda model: compute_in(HALF, model.to(HALF), outer_dtype=torch.float32)]
 )
 def test_a_replica_of_data_parallel_computes_with_its_own_weights(dress):
     """Hooks move with a replica; a method that is an attribute of the model would stay bound to the model."""
@@ -168,7 +168,7 @@ def pair():
     torch.manual_seed(0)
     model = Model()
     master = MasterWeights(model, HALF)
-    compute_in(HALF, master.copy, given=torch.float32)
+    compute_in(HALF, master.copy, outer_dtype=torch.float32)
     return model, master
 
 

@@ -83,7 +83,7 @@ def test_attributes_that_updates_change_and_no_checkpoint_has_are_named(kind, at
     assert message.startswith(
         f"optimizer.named.critic: updates change {attribute} of {kind.__name__}, which checkpoints"
     )
-    assert update._state_check is None
+    assert update.state_check is None
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, Complete])

@@ -118,7 +118,7 @@ def test_the_model_that_a_task_holds_as_a_module_is_not_saved_again(lone_world):
         task.net[0].weight.add_(1)
     trained, state_of_model = task.net[0].weight.clone(), state.snapshot()
     state.load_state(saved)
-    state.put_back(state_of_model)
+    state.restore_snapshot(state_of_model)
     assert torch.equal(task.net[0].weight, trained)
     del task.total, task.critic
     state.leave_out(model)

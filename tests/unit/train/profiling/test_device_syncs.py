@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from hpctrain.train.profiling.sampler import MESSAGE, NOTICE, counted_syncs, user_line
+from hpctrain.train.profiling.sampler import MODE_WARNING, SYNC_WARNING, counted_syncs, user_line
 
 
 class Mode:
@@ -20,7 +20,7 @@ class Mode:
         return self.mode
 
     def set_sync_debug_mode(self, mode):
-        warnings.warn(f"{NOTICE} feature and does not yet detect all", UserWarning, stacklevel=2)
+        warnings.warn(f"{MODE_WARNING} feature and does not yet detect all", UserWarning, stacklevel=2)
         self.mode = mode
 
 
@@ -28,7 +28,7 @@ class Mode:
 def task(tmp_path, monkeypatch):
     """A user's module whose third line calls something that warns as torch does."""
     path = tmp_path / "mine.py"
-    path.write_text(f"import warnings\ndef loss():\n    warnings.warn('{MESSAGE} (Triggered ...)')\n")
+    path.write_text(f"import warnings\ndef loss():\n    warnings.warn('{SYNC_WARNING} (Triggered ...)')\n")
     monkeypatch.chdir(tmp_path)
     spec = importlib.util.spec_from_file_location("mine", path)
     module = importlib.util.module_from_spec(spec)

@@ -15,7 +15,7 @@ from hpctrain.config.precision import FORMATS
 from hpctrain.data.plan import BatchPlan
 from hpctrain.parallel.ddp import DataParallelReplica
 from hpctrain.tasks.task import Task
-from hpctrain.train.profiling.flops import FlopCount, FlopCounter, flops_by_trial, hides_operators, peak_flops
+from hpctrain.train.profiling.flops import FlopCounter, FlopCountMode, flops_by_trial, hides_operators, peak_flops
 from hpctrain.train.task_state import TaskState
 
 PLAN = BatchPlan(1200, global_batch_size=12, micro_batch_size=6, world_size=1, drop_last=False)
@@ -24,7 +24,7 @@ PLAN = BatchPlan(1200, global_batch_size=12, micro_batch_size=6, world_size=1, d
 def test_linear_layers():
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     features = torch.randn(8, 64)
-    with FlopCount() as count:
+    with FlopCountMode() as count:
         model(features).sum().backward()
     forward = 2 * 8 * (64 * 32 + 32 * 10)
     # backward: the weights' gradients of both, the inputs' of the second alone
@@ -33,7 +33,7 @@ def test_linear_layers():
 
 def test_convolutions():
     model = nn.Conv2d(3, 8, 3, bias=False)
-    with FlopCount() as count:
+    with FlopCountMode() as count:
         model(torch.randn(2, 3, 8, 8)).sum().backward()
     assert count.total == 2 * (2 * 2 * 8 * 6 * 6 * 3 * 9)
 
@@ -41,11 +41,11 @@ def test_convolutions():
 def test_attention_on_the_cpu():
     shape = (2, 4, 16, 8)
     query, key, value = (torch.randn(shape, requires_grad=True) for _ in range(3))
-    with FlopCount() as count:
+    with FlopCountMode() as count:
         result = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     forward = 2 * 2 * (2 * 4 * 16 * 16 * 8)
     assert count.total == forward
-    with FlopCount() as count:
+    with FlopCountMode() as count:
         result.sum().backward()
     assert count.total == 2.5 * forward
 
@@ -56,7 +56,7 @@ def test_attention_with_fewer_heads_in_keys_and_values():
     def counted(num_heads):
         query = torch.randn(2, 4, 16, 8, requires_grad=True)
         key, value = (torch.randn(2, num_heads, 16, 8, requires_grad=True) for _ in range(2))
-        with FlopCount() as count:
+        with FlopCountMode() as count:
             nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True).sum().backward()
         return count.total
 
@@ -70,7 +70,7 @@ def test_counting_does_not_change_results():
         model = nn.Sequential(*layers)
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(3):
-            with FlopCount() if counted else torch.enable_grad(), torch.autocast("cpu", torch.bfloat16):
+            with FlopCountMode() if counted else torch.enable_grad(), torch.autocast("cpu", torch.bfloat16):
                 model(torch.randn(4, 1, 8, 8)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -106,7 +106,7 @@ def test_counting_does_not_change_operators_that_call_the_compiler(function, flo
     def gradient(*, counted):
         torch.manual_seed(0)
         layer = nn.Linear(8, 8)
-        with FlopCount() if counted else nullcontext() as count:
+        with FlopCountMode() if counted else nullcontext() as count:
             function(layer, torch.ones(32, 8)).square().sum().backward()
         if counted:
             assert count.total == flops
@@ -120,7 +120,7 @@ def test_a_formula_that_fails_only_ends_the_counting(caplog):
     caplog.set_level(logging.INFO, "hpctrain.train")
     ragged = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
     square = torch.nested.nested_tensor([torch.eye(3), torch.eye(3)])
-    with FlopCount() as count:
+    with FlopCountMode() as count:
         torch.eye(3) @ torch.eye(3)
         product = torch.bmm(ragged, square)
         torch.eye(3) @ torch.eye(3)
@@ -132,8 +132,8 @@ def test_a_formula_that_fails_only_ends_the_counting(caplog):
 
 def test_counting_does_not_import_the_compiler():
     program = (
-        "import sys, torch; from hpctrain.train.profiling.flops import FlopCount; model = torch.nn.Linear(2, 2)\n"
-        "with FlopCount() as count: model(torch.ones(1, 2)).sum().backward()\n"
+        "import sys, torch; from hpctrain.train.profiling.flops import FlopCountMode; model = torch.nn.Linear(2, 2)\n"
+        "with FlopCountMode() as count: model(torch.ones(1, 2)).sum().backward()\n"
         "assert count.total; assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -248,7 +248,7 @@ def test_a_trial_counts_what_a_step_counts_and_changes_nothing(step_over, supply
     assert torch.equal(before[0], after[0])
     assert before[1] == after[1]
     assert all(parameter.grad is None for parameter in model.parameters())
-    with FlopCount() as count:
+    with FlopCountMode() as count:
         step(0, supply())
     assert found == count.total / 12
 

@@ -12,7 +12,7 @@ from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.bottleneck import read_bottleneck
 from hpctrain.run.times import Times
 from hpctrain.train.profiling.bottleneck import RankReport
-from hpctrain.train.profiling.profiler import Profiler, SlowestRank
+from hpctrain.train.profiling.profiler import Profiler, SlowestRankTracker
 from hpctrain.train.training import build
 
 TASK = """
@@ -201,7 +201,7 @@ def reports(*own_s, timed, loaded=0, data=(0.0, 0.0, 0.0)):
 
 
 def test_a_stretch_counts_only_its_own_steps():
-    slowest = SlowestRank()
+    slowest = SlowestRankTracker()
     slowest.add(reports(1.0, 1.0, 3.0, timed=10))
     assert slowest.take_metrics() == {"throughput/slowest_rank": 2, "throughput/slowest_ratio": 3.0}
     assert slowest.take_metrics() == {}
@@ -211,7 +211,7 @@ def test_a_stretch_counts_only_its_own_steps():
 
 
 def test_waiting_for_data_is_counted_over_its_own_number_of_steps():
-    slowest = SlowestRank()
+    slowest = SlowestRankTracker()
     slowest.add(reports(1.0, 1.0, 1.0, timed=4, loaded=100, data=(0.0, 0.0, 0.0)))
     slowest.take_metrics()
     # rank 1 waited 300 s in 100 steps, while 4 were timed
@@ -221,7 +221,7 @@ def test_waiting_for_data_is_counted_over_its_own_number_of_steps():
 
 
 def test_a_stretch_with_few_steps_is_joined_with_the_next():
-    slowest = SlowestRank()
+    slowest = SlowestRankTracker()
     slowest.add(reports(1.0, 1.0, 1.0, timed=3))
     slowest.take_metrics()
     slowest.add(reports(1.0, 1.0, 2.0, timed=4))
@@ -231,20 +231,20 @@ def test_a_stretch_with_few_steps_is_joined_with_the_next():
 
 
 def test_a_finding_waits_for_a_record_and_a_newer_one_replaces_it():
-    slowest = SlowestRank()
+    slowest = SlowestRankTracker()
     slowest.add(reports(1.0, 1.0, 3.0, timed=3))
     slowest.add(reports(1.5, 1.0, 2.0, timed=6))
     assert slowest.take_metrics()["throughput/slowest_rank"] == 0
 
 
 def test_only_rank_zero_has_the_reports():
-    slowest = SlowestRank()
+    slowest = SlowestRankTracker()
     slowest.add([])
     slowest.add([])
     assert slowest.take_metrics() == {}
 
 
 def test_one_rank_has_no_others():
-    slowest = SlowestRank()
+    slowest = SlowestRankTracker()
     slowest.add(reports(1.0, timed=10))
     assert slowest.take_metrics() == {}

@@ -43,7 +43,7 @@ def loader():
 
 @pytest.fixture
 def sampler(step_over, lone_world, loader, clock):
-    return StepSampler(step_over(nn.Linear(8, 10)), lone_world, loader, start_step=0, clock=clock)
+    return StepSampler(step_over(nn.Linear(8, 10)), lone_world, loader, next_step=1, clock=clock)
 
 
 def test_samples_are_a_quarter_of_a_second_apart_and_fall_on_all_steps(sampler, clock, supply):
