@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hydra._internal.hydra import Hydra
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from fork_server import ForkServer
+    from tests.support.fork_server import ForkServer
 
 # how long one example takes, or is made, says nothing on a loaded machine
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,8 +33,6 @@ ONLY_WHEN_NAMED = ("soak", "nightly")
 COMPUTING = ("multiprocess", "contracts")
 """Folders with files that take long and wait little."""
 TESTS = Path(__file__).parent
-for folder in ("support", "slurm/programs"):
-    sys.path.insert(0, str(TESTS / folder))
 
 # Ranks that tests start by hand keep their user's secret here, and not in the home of whoever runs the tests.
 if "XDG_CONFIG_HOME" not in os.environ:
@@ -71,22 +68,14 @@ def untouched_logging():
     logger.setLevel(logging.NOTSET)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def hydra_composes_once() -> Iterator[None]:
-    """The tests of a process share what Hydra composes, except where a test asks for `hydra_composes_each_time`."""
-    from composed_once import compose_once
+@pytest.fixture(scope="module", autouse=True)
+def without_older_objects() -> None:
+    """Keep what is left of earlier files out of garbage collections: in a long process they take a fifth of the time.
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hydra, "compose_config", compose_once)
-        yield
-
-
-@pytest.fixture
-def hydra_composes_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of the composition itself."""
-    from composed_once import HYDRAS_OWN
-
-    monkeypatch.setattr(Hydra, "compose_config", HYDRAS_OWN)
+    A test that looks through all objects, as `build_without_values` does, then finds its own.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -100,10 +89,9 @@ def default_sighup() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Starts ranks outside of SLURM: one server for the programs of all folders, since each imports torch."""
-    from fork_server import ForkServer, clean_environment
+    from tests.support.fork_server import ForkServer, clean_environment
 
-    programs = (TESTS / folder / "programs" for folder in ("multiprocess", "slurm"))
-    server = ForkServer(tmp_path_factory.mktemp("fork_server"), clean_environment(*programs))
+    server = ForkServer(tmp_path_factory.mktemp("fork_server"), clean_environment())
     yield server
     server.close()
 

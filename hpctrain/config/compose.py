@@ -58,6 +58,8 @@ from hpctrain.phrases import either, scaled
 PRIMARY = "train"
 
 
+_shared: dict[tuple[object, ...], bytes] = {}
+"""What Hydra has composed in this process without folders of a user, pickled: see `Composer.hydras`."""
 MAX_BYTES = 1_000_000
 """Most bytes of an override, or of a file of options. Parsers in Python read 1 MB in seconds, and 50 MB in minutes."""
 
@@ -201,6 +203,16 @@ class Composer:
         Raises:
             ConfigError: a file doesn't consist of keys. Other mistakes raise `MISTAKES`.
         """
+        if self.folders:
+            return self._with_hydra(overrides, mode)
+        # a program may compose many runs, each with a composer; hpctrain's own folder doesn't change meanwhile
+        key = (conf_dir(), self.primary, mode, *overrides)
+        if key not in _shared:
+            _shared[key] = pickle.dumps(self._with_hydra(overrides, mode))
+        shared: DictConfig = pickle.loads(_shared[key])
+        return shared
+
+    def _with_hydra(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
         try:
             return self.hydra.compose_config(
                 self.primary, list(overrides), mode, with_log_configuration=False, from_shell=mode == RunMode.MULTIRUN

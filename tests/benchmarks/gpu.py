@@ -31,10 +31,9 @@ from typing import Any
 
 import torch
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE / "contenders"))
+from tests.benchmarks.contenders.gpu_workload import KINDS
 
-from gpu_workload import KINDS  # noqa: E402 - beside the contenders
+HERE = Path(__file__).parent
 
 CONTENDERS = {
     "by hand": "gpu_by_hand",

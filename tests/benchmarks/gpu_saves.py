@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,10 +23,6 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-
-sys.path.append(str(Path(__file__).parent / "contenders"))
-
-from gpu_workload import GPTS, kind_of
 
 from hpctrain.checkpoint.rng import rng_state
 from hpctrain.checkpoint.saver import CheckpointSaver
@@ -37,6 +32,7 @@ from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
+from tests.benchmarks.contenders.gpu_workload import GPTS, kind_of
 
 SAVES = 3
 GB = 1e9

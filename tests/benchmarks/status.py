@@ -23,9 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-from many_runs import ManyRuns
+from tests.support.many_runs import ManyRuns
 
 GOAL_S = 1.0
 

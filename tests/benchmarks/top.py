@@ -24,9 +24,7 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-from many_runs import STEPS, ManyRuns
+from tests.support.many_runs import STEPS, ManyRuns
 
 GOAL = 5.0
 SETTLE_S = 15.0

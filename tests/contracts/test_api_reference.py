@@ -1,13 +1,11 @@
 """The API reference is generated from docstrings, and every name on it can be imported as the page spells it."""
 
 import importlib
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from api_reference import OBJECTS, reference
+from tests.contracts.api_reference import OBJECTS, reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 

@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import inspect
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,8 @@ from hpctrain.config.paths import conf_dir
 from hpctrain.config.root import GROUPS, Config, ProgramConfig, RunConfig
 from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.config.sweep import kind_of
+from tests.contracts.configuration_reference import reference
 
-sys.path.insert(0, str(Path(__file__).parent))
-from configuration_reference import reference
-
-pytestmark = pytest.mark.usefixtures("hydra_composes_each_time")
 OPTIONS = sorted(
     (path.parent.name, path.stem) for path in conf_dir().glob("*/*.yaml") if path.parent.parent == conf_dir()
 )

@@ -309,6 +309,24 @@ def test_commands_run_as_written(page, every, folder, finished_run, trained, cap
         assert code == 0, f"{shlex.join(command)}\n{printed.out}\n{printed.err}"
 
 
+@pytest.mark.parametrize("page", [ROOT / "docs" / "cheat_sheet.md"], ids=["cheat_sheet"])
+def test_the_trainings_of_the_cheat_sheet_can_be_launched(page, folder, finished_run):
+    table = page.read_text().partition("## Train\n")[2].partition("\n## ")[0]
+    own_task = (
+        "from hpctrain.tasks.digits import Digits\n\nclass MyTask(Digits):\n    def __init__(self, width: int): ...\n"
+    )
+    (folder / "my_project.py").write_text(own_task)
+    reader = Reader(folder, finished_run, None)
+    commands = re.findall(r"`python -m hpctrain ([^`]+)`", table)
+    assert len(commands) > 8
+    for command in commands:
+        words = [re.sub(r"(^|=)RUN$", rf"\1{EXAMPLE}", word) for word in shlex.split(command)]
+        if "--" in words:
+            assert reader.plan_program(words) == 0, command
+        else:
+            assert hpctrain([*words, *([] if SHOWS & set(words) else ["cluster.dry_run=true"])]) == 0, command
+
+
 def test_the_tutorials_task_learns(tmp_path, monkeypatch, capfd):
     page = ROOT / "docs" / "tutorial" / "your_own_task.md"
     (task,) = [block for block in blocks(page) if block.more == "sine.py"]

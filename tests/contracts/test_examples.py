@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from gallery import CONF, EXAMPLES, NAMES, TINY, required, source
 
 from hpctrain.config.compose import Composer
+from tests.support.gallery import CONF, EXAMPLES, NAMES, TINY, required, source
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from fork_server import clean_environment
+
+from tests.support.fork_server import clean_environment
 
 TESTS = Path(__file__).parents[1]
 FIELDS = {"phase", "name", "value", "unit", "ok", "detail", "seconds"}

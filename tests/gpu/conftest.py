@@ -24,7 +24,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from fork_server import clean_environment
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
@@ -35,6 +34,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.train.profiling.sampler import MODE_WARNING, SYNC_WARNING
+from tests.support.fork_server import clean_environment
 
 TESTS = Path(__file__).parents[1]
 PROGRAMS = (TESTS / "gpu" / "programs", TESTS / "multiprocess" / "programs")
@@ -56,8 +56,6 @@ LONGEST_FIRST = (
 )
 """Files that begin first, so that no worker begins one of them when the others end."""
 QUIET = ("logger.tensorboard=false", "code.snapshot=none")
-
-sys.path += map(str, PROGRAMS)  # tests use the programs that they start
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist's own hook reads the groups
@@ -112,7 +110,7 @@ class Shell:
         self.folder = folder
         self.run = RunDirectory.at(folder / "R")
         self.programs = PROGRAMS
-        self.environ = clean_environment(*PROGRAMS) | variables
+        self.environ = clean_environment() | variables
         del self.environ["PYTHONWARNINGS"]  # drivers and compilers warn too
         listed = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
         self.environ.setdefault("CUDA_VISIBLE_DEVICES", listed.partition(",")[0])

@@ -230,14 +230,14 @@ SMALL = ("model.width=32", "model.num_layers=1", "model.num_heads=1", "trainer.g
 """With --tiny, of each case that trains a GPT."""
 PICTURES = (
     "task=custom",
-    "task._target_=gpu_tasks.Pictures",
+    "task._target_=tests.gpu.programs.gpu_tasks.Pictures",
     "trainer.global_batch_size=16",
     "trainer.max_steps=14",
     "trainer.max_epochs=null",
     "logger.every_steps=1",
     "checkpoint.every_steps=1",
 )
-MISLABELLED = (*PICTURES, "task._target_=gpu_tasks.Mislabelled", "+task.wrong=train")
+MISLABELLED = (*PICTURES, "task._target_=tests.gpu.programs.gpu_tasks.Mislabelled", "+task.wrong=train")
 TWO = ("cluster.processes_per_node=2", "parallel.backend=gloo")
 PAUSED = (*TEXT, "precision=fp16", "trainer.eval_every_steps=10", "trainer.pause_at_step=10")
 SMOKE = {
@@ -293,7 +293,6 @@ def smoke(session: Session) -> None:
 def _try_case(session: Session, name: str, case: Case) -> None:
     folder = session.commands.new_folder()
     run = folder / "R"
-    paths = os.pathsep.join([*map(str, PROGRAMS), session.commands.environ["PYTHONPATH"]])
     command = [sys.executable, "-m", "hpctrain", f"run_dir={run}", *QUIET]
     if not session.on_gpu:
         command.append("cluster.gpus_per_node=0")
@@ -305,7 +304,6 @@ def _try_case(session: Session, name: str, case: Case) -> None:
             name,
             [*command, *words, *small],
             folder=folder,
-            PYTHONPATH=paths,
             OMP_NUM_THREADS="1",
             TRIAL_ACT=case.act,
             HPCTRAIN_GPU_TESTS_DEVICE=session.device,

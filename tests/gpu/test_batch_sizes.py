@@ -39,7 +39,7 @@ def test_the_largest_size_can_be_trained(name, shell):
 
 @pytest.mark.core
 def test_where_the_allocator_has_no_more_the_largest_size_trains_and_the_next_one_does_not(shell):
-    task = ["task=custom", "task._target_=gpu_tasks.Wide"]
+    task = ["task=custom", "task._target_=tests.gpu.programs.gpu_tasks.Wide"]
     found = json.loads(shell.type("fit-batch", *task, "--largest", "8", "--json")[0])
     largest = found["largest"]
     assert {trial["micro_batch_size"]: trial["fits"] for trial in found["trials"]}[largest + 1] is False

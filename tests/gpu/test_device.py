@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_tasks import page_locked, spin
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -29,6 +28,7 @@ from hpctrain.train.step import Loss, TrainStep, Turn
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.trained_module import GradientCheck, TrainedModule
 from hpctrain.train.update import Clipping, JointUpdate, Update
+from tests.gpu.programs.gpu_tasks import page_locked, spin
 
 pytestmark = pytest.mark.gpu
 

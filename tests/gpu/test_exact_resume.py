@@ -31,7 +31,7 @@ WORDS = (
     "checkpoint.asynchronous=false",
 )
 TEXT = (
-    "task._target_=gpu_tasks.KilledText",
+    "task._target_=tests.gpu.programs.gpu_tasks.KilledText",
     "model=gpt",
     "model.num_layers=2",
     "model.num_heads=2",
@@ -39,7 +39,7 @@ TEXT = (
     "model.dropout=0.2",
 )
 RESNET = (
-    "task._target_=gpu_tasks.KilledDigits",
+    "task._target_=tests.gpu.programs.gpu_tasks.KilledDigits",
     "+task.augment=true",
     "model=resnet",
     "model.depth=18",

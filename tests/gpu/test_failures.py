@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 
 import pytest
-from gpu_tasks import FEW_STEPS, ON_CPU
-from trial import CLASSES
 
 from hpctrain.errors import ExitCode
+from tests.gpu.programs.gpu_tasks import FEW_STEPS, ON_CPU
+from tests.multiprocess.programs.trial import CLASSES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.apart]
 TIMES = 20
@@ -47,12 +47,12 @@ def test_after_a_fault_the_run_can_be_resumed(shell):
 
 
 LOADED = ("+task.noise=true", "data.num_workers=2")
-MISLABELLED = ("task._target_=gpu_tasks.Mislabelled", "trainer.eval_every_steps=3")
+MISLABELLED = ("task._target_=tests.gpu.programs.gpu_tasks.Mislabelled", "trainer.eval_every_steps=3")
 IN_EVALUATION = ("+task.wrong=eval", "trainer.sanity_batches=0")
 CASES = {
     "in training": (),
     "in training, with loading processes": LOADED,
-    "in training, moved by the task": ("task._target_=gpu_tasks.MislabelledAndMoved", *LOADED),
+    "in training, moved by the task": ("task._target_=tests.gpu.programs.gpu_tasks.MislabelledAndMoved", *LOADED),
     "in the evaluation before it": ("+task.wrong=eval",),
     "in an evaluation": IN_EVALUATION,
     "in an evaluation, with loading processes": (*IN_EVALUATION, *LOADED),
@@ -74,7 +74,13 @@ def test_a_label_out_of_range_fails_and_is_not_tried_again(name, words, shell):
 
 
 def test_a_label_out_of_range_is_not_a_lack_of_memory(shell):
-    words = (*WORDS, "task._target_=gpu_tasks.Mislabelled", "trainer.global_batch_size=40", "--largest", "16")
+    words = (
+        *WORDS,
+        "task._target_=tests.gpu.programs.gpu_tasks.Mislabelled",
+        "trainer.global_batch_size=40",
+        "--largest",
+        "16",
+    )
     printed, errors = shell.type("fit-batch", *words, code=ExitCode.FAILED)
     assert "failed: see above" in errors
     # CUDA reports an assertion on the device as either

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from gpu_tasks import FEW_STEPS
 
 from hpctrain.errors import ExitCode
+from tests.gpu.programs.gpu_tasks import FEW_STEPS
 
 pytestmark = pytest.mark.gpu
 HANG_TIMEOUT_S, MARGIN_S = 5, 30

@@ -18,7 +18,12 @@ from hpctrain.errors import ExitCode
 pytestmark = [pytest.mark.gpu, pytest.mark.apart]
 SEED = 20
 """Of the places and the signals of the interruptions."""
-PICTURES = ("task=custom", "task._target_=gpu_tasks.Pictures", "+task.noise=true", "+task.dropout=0.3")
+PICTURES = (
+    "task=custom",
+    "task._target_=tests.gpu.programs.gpu_tasks.Pictures",
+    "+task.noise=true",
+    "+task.dropout=0.3",
+)
 STEPS, LONGEST = 14, 3
 WORDS = (
     *PICTURES,

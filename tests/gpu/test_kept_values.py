@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kept_values import DTYPES, KEEPERS, require_own
+
+from tests.support.kept_values import DTYPES, KEEPERS, require_own
 
 pytestmark = [pytest.mark.gpu, pytest.mark.core]
 

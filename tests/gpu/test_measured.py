@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from gpu_tasks import Peeking
 
 from hpctrain.run.bottleneck import last_bottleneck
+from tests.gpu.programs.gpu_tasks import Peeking
 
 pytestmark = pytest.mark.gpu
 LAYERS, WIDTH, LENGTH, VOCABULARY = 2, 128, 128, 256
@@ -23,7 +23,7 @@ RUNS = {
     ],
     "peeking": [
         "task=custom",
-        "task._target_=gpu_tasks.Peeking",
+        "task._target_=tests.gpu.programs.gpu_tasks.Peeking",
         "trainer.global_batch_size=16",
         "trainer.max_steps=60",
         "trainer.max_epochs=null",

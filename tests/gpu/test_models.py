@@ -7,7 +7,8 @@ import os
 
 import pytest
 import torch
-from gpu_tasks import ON_CPU
+
+from tests.gpu.programs.gpu_tasks import ON_CPU
 
 pytestmark = pytest.mark.gpu
 DRESSED = [

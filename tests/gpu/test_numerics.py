@@ -6,7 +6,12 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.gpu
-WORDS = ("task=custom", "task._target_=gpu_tasks.Numerics", "trainer.max_steps=2", "logger.every_steps=1")
+WORDS = (
+    "task=custom",
+    "task._target_=tests.gpu.programs.gpu_tasks.Numerics",
+    "trainer.max_steps=2",
+    "logger.every_steps=1",
+)
 MEASURED = ("train/matmul_error", "train/convolution_error", "train/convolution_gradient_error")
 IN_FP32, IN_TF32 = 1e-5, 1e-4
 """Bounds on the error relative to float64: fp32 has about 1e-7 to 1e-6; TF32, with 10 bits of mantissa, 3e-4."""

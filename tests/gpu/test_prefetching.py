@@ -7,7 +7,6 @@ from itertools import islice
 
 import pytest
 import torch
-from gpu_tasks import ON_CPU, spin
 
 from hpctrain.data import TensorBatches
 from hpctrain.data.fetch import BatchFetcher
@@ -16,6 +15,7 @@ from hpctrain.data.micro_batch import CopyInBackground, MoveOnDemand, map_tensor
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.workers import Workers
+from tests.gpu.programs.gpu_tasks import ON_CPU, spin
 
 pytestmark = pytest.mark.gpu
 SAMPLES, WIDTH, MICRO = 256, 65_536, 32

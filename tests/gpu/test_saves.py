@@ -7,7 +7,6 @@ import time
 
 import pytest
 import torch
-from gpu_tasks import ON_CPU, is_page_locked, page_locked, synchronize
 from torch import nn
 
 from hpctrain.checkpoint.compare_saves import compare_saves
@@ -19,6 +18,7 @@ from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
+from tests.gpu.programs.gpu_tasks import ON_CPU, is_page_locked, page_locked, synchronize
 
 pytestmark = pytest.mark.gpu
 WIDTH, LAYERS, GB = 2048, 2 if ON_CPU else 20, 1e9
@@ -150,7 +150,7 @@ def pinned_copy_s(size, device):
 def test_a_run_that_saves_each_step_in_the_background_saves_what_one_does_that_waits(shells, at_once):
     words = (
         "task=custom",
-        "task._target_=gpu_tasks.Pictures",
+        "task._target_=tests.gpu.programs.gpu_tasks.Pictures",
         "+task.width=64",
         "+task.dropout=0.3",
         "trainer.deterministic=true",

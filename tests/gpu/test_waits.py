@@ -7,20 +7,20 @@ from itertools import islice
 
 import pytest
 import torch
-from gpu_tasks import ON_CPU, is_page_locked
 
 from hpctrain.data.micro_batch import CopyInBackground, MoveOnDemand
 from hpctrain.metrics.meter import Meter
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.train.profiling.sampler import SYNC_WARNING
 from hpctrain.train.training import build
+from tests.gpu.programs.gpu_tasks import ON_CPU, is_page_locked
 
 pytestmark = pytest.mark.gpu
 WARM_UP, STEPS, ACCUMULATION = 12, 6, 3
 """DDP times its first ten steps, and waits for its clocks in the following ones."""
 WORDS = (
     "task=custom",
-    "task._target_=gpu_tasks.Pictures",
+    "task._target_=tests.gpu.programs.gpu_tasks.Pictures",
     "+task.num_samples=400",
     "+task.noise=true",
     "+task.dropout=0.1",

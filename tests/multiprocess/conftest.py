@@ -3,11 +3,9 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-import sys
 from pathlib import Path
 
 import pytest
-from fork_server import clean_environment
 
 from hpctrain.config.compose import Composer
 from hpctrain.files import read_json_lines
@@ -16,15 +14,13 @@ from hpctrain.launch.prepare import prepare
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
-
-PROGRAMS = Path(__file__).parent / "programs"
-sys.path.append(str(PROGRAMS))  # tests use constants of the programs that they start
+from tests.support.fork_server import clean_environment
 
 
 @pytest.fixture(scope="session")
 def variables():
     """The environment of every process."""
-    return clean_environment(PROGRAMS)
+    return clean_environment()
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +106,6 @@ def train(fork_server, ranks, composer, tmp_path, monkeypatch):
     Composing takes longer than all the rest, so it is done here, once per configuration. All ranks must end with the
     exit code that is returned; with ``alike=False``, it is the smallest one.
     """
-    monkeypatch.syspath_prepend(PROGRAMS)
     prepared = {}
 
     def run(name, *words, world_size=1, target="command:rank", alike=True, **variables):

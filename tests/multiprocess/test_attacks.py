@@ -6,10 +6,10 @@ import os
 import pickle
 
 import pytest
-from meeting import WAITS_FOR_REPLACEMENT
 
 from hpctrain.rank.sealed_store import Handshake
 from hpctrain.run.temporary_folder import first_part
+from tests.multiprocess.programs.meeting import WAITS_FOR_REPLACEMENT
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

@@ -11,7 +11,12 @@ import pytest
 from hpctrain.cli.status import main as status
 from hpctrain.run.bottleneck import PARTS, last_bottleneck
 
-TASK = ("task=custom", "task._target_=slowed.Slowed", "trainer.max_epochs=null", "logger.tensorboard=false")
+TASK = (
+    "task=custom",
+    "task._target_=tests.multiprocess.programs.slowed.Slowed",
+    "trainer.max_epochs=null",
+    "logger.tensorboard=false",
+)
 
 
 @pytest.fixture

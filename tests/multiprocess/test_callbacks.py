@@ -10,7 +10,12 @@ import torch
 from hpctrain.files import read_json_lines
 
 TRIAL = (
-    *("task=custom", "task._target_=trial.Trial", "+task.batchnorm=true", "+task.dropout=0.3"),
+    *(
+        "task=custom",
+        "task._target_=tests.multiprocess.programs.trial.Trial",
+        "+task.batchnorm=true",
+        "+task.dropout=0.3",
+    ),
     *("trainer.global_batch_size=8", "trainer.micro_batch_size=2", "optimizer=sgd", "optimizer.lr=0.05"),
 )
 DIGITS = ("task=digits", "trainer.global_batch_size=32", "optimizer.lr=0.01")
@@ -22,14 +27,14 @@ WATCHED = (
     *("trainer.max_steps=12", "trainer.eval_every_steps=2", "logger.every_steps=5", "logger.measure=false"),
     *("logger.tensorboard=false", "trainer.sanity_batches=0"),
     *("checkpoint.every_steps=1", "checkpoint.keep=20", "checkpoint.asynchronous=false"),
-    "+callbacks.killer._target_=watching.Killer",
+    "+callbacks.killer._target_=tests.multiprocess.programs.watching.Killer",
 )
-FOLLOWING = "+callbacks.following._target_=watching.Following"
+FOLLOWING = "+callbacks.following._target_=tests.multiprocess.programs.watching.Following"
 STOPPING = ("callbacks=[early_stopping]", "callbacks.early_stopping.patience=3", "callbacks.early_stopping.min_delta=9")
 PLATEAU = ("schedule=plateau", "schedule.patience=0", "schedule.threshold=0.5", "schedule.warmup_steps=3")
-OWN = ("schedule=custom", "schedule._target_=watching.triangular")
+OWN = ("schedule=custom", "schedule._target_=tests.multiprocess.programs.watching.triangular")
 ONE_CYCLE = ("schedule=custom", "schedule._target_=torch.optim.lr_scheduler.OneCycleLR", "+schedule.max_lr=0.2")
-IN_TURN = ("schedule=custom", "schedule._target_=watching.in_turn")
+IN_TURN = ("schedule=custom", "schedule._target_=tests.multiprocess.programs.watching.in_turn")
 AVERAGE = ("callbacks=[average_weights]", "callbacks.average_weights.start_fraction=0.2")
 SEVERAL = (
     "optimizer=named",

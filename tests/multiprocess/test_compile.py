@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,15 +18,14 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
 ]
-PROGRAMS = Path(__file__).parent / "programs"
 TRAINING = (
-    *("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false"),
+    *("task=custom", "task._target_=tests.multiprocess.programs.trial.Trial", "logger.tensorboard=false"),
     *("optimizer.lr=0.01", "trainer.global_batch_size=8", "trainer.max_steps=4", "cluster.gpus_per_node=0"),
 )
 
 
 RIVALS = (
-    *("task._target_=rivals.Rivals", "optimizer=named", "+task.eval_samples=0"),
+    *("task._target_=tests.multiprocess.programs.rivals.Rivals", "optimizer=named", "+task.eval_samples=0"),
     "optimizer.named.critic={_target_: torch.optim.SGD, match: critic.*, loss: critic_loss}",
     "optimizer.named.generator={_target_: torch.optim.SGD, match: generator.*, loss: generator_loss, every_steps: 2}",
 )
@@ -37,7 +35,7 @@ RIVALS = (
 def weights(tmp_path):
     """Trains where torch's own deprecation warnings aren't errors; returns the weights by name."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
-    variables |= {"PYTHONPATH": str(PROGRAMS), "OMP_NUM_THREADS": "1"}
+    variables["OMP_NUM_THREADS"] = "1"
     variables["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "kernels")
     variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # otherwise processes that import torch for two kernels
 

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import pytest
-from offloaded import WITHOUT_GPU
 
 from hpctrain.config import checks
+from tests.multiprocess.programs.offloaded import WITHOUT_GPU
 
 TRAINING = (
-    *("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false", "checkpoint.keep=100"),
+    *(
+        "task=custom",
+        "task._target_=tests.multiprocess.programs.trial.Trial",
+        "logger.tensorboard=false",
+        "checkpoint.keep=100",
+    ),
     *("schedule=cosine", "optimizer.lr=0.01", "trainer.global_batch_size=12", "trainer.max_steps=7"),
     *("+task.num_samples=56", "+task.dropout=0.3", "+task.batchnorm=true", "+task.noise=true", "+task.width=18"),
     *("logger.every_steps=3", "trainer.ema_decay=0.9", "trainer.eval_every_steps=5", "trainer.log_grad_norm=true"),
 )
 FSDP = ("parallel=fsdp",)
 HSDP = ("parallel=mesh", "parallel.replicate_degree=2")
-TP = ("parallel=fsdp_tp", "parallel.tensor_degree=2", "task._target_=divided.Single", "trainer.clip_grad_norm=0.5")
+TP = (
+    "parallel=fsdp_tp",
+    "parallel.tensor_degree=2",
+    "task._target_=tests.multiprocess.programs.divided.Single",
+    "trainer.clip_grad_norm=0.5",
+)
 TP = (*TRAINING[:8], *TRAINING[-4:], *TP)
-PIPED = ("parallel=pp", "task._target_=divided.Single", "trainer.micro_batch_size=6", "trainer.clip_grad_norm=0.5")
+PIPED = (
+    "parallel=pp",
+    "task._target_=tests.multiprocess.programs.divided.Single",
+    "trainer.micro_batch_size=6",
+    "trainer.clip_grad_norm=0.5",
+)
 
 
 @pytest.fixture

@@ -6,11 +6,17 @@ import random
 
 import pytest
 import torch
-from reading import SAMPLES, STREAMS, write_documents
+
+from tests.multiprocess.programs.reading import SAMPLES, STREAMS, write_documents
 
 BATCH, MICRO, STEPS, PER_EPOCH = 8, 2, 12, 6
 WORDS = (
-    *("task=custom", "task._target_=reading.Reading", "+task.dropout=0.2", "logger.tensorboard=false"),
+    *(
+        "task=custom",
+        "task._target_=tests.multiprocess.programs.reading.Reading",
+        "+task.dropout=0.2",
+        "logger.tensorboard=false",
+    ),
     *(f"trainer.global_batch_size={BATCH}", f"trainer.micro_batch_size={MICRO}", f"trainer.max_steps={STEPS}"),
     *("checkpoint.every_steps=1", "checkpoint.asynchronous=false", "optimizer.lr=0.01", "logger.every_steps=2"),
 )
@@ -113,7 +119,12 @@ def test_other_numbers_of_ranks_see_the_same_samples(train, tmp_path, kind):
 def test_packed_documents_killed_at_three_random_steps(train, tmp_path, world_size):
     write_documents(tmp_path / "tokens")
     words = (
-        *("task=custom", "task._target_=reading.Packing", f"+task.data={tmp_path}/tokens", "trainer.max_steps=12"),
+        *(
+            "task=custom",
+            "task._target_=tests.multiprocess.programs.reading.Packing",
+            f"+task.data={tmp_path}/tokens",
+            "trainer.max_steps=12",
+        ),
         *("trainer.global_batch_size=8", "trainer.micro_batch_size=2", "logger.tensorboard=false"),
         *("checkpoint.every_steps=1", "checkpoint.asynchronous=false", "logger.every_steps=2"),
     )

@@ -14,7 +14,7 @@ from hpctrain.run.checkpoints import list_checkpoints
 SAMPLES, BATCH, MICRO, STEPS, PER_EPOCH = 40, 16, 2, 7, 3
 WORDS = (
     "task=custom",
-    "task._target_=trial.Trial",
+    "task._target_=tests.multiprocess.programs.trial.Trial",
     f"+task.num_samples={SAMPLES}",
     "+task.dropout=0.3",
     "+task.batchnorm=true",

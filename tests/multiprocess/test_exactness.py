@@ -7,13 +7,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from compared_runs import taken
 
 from hpctrain.checkpoint.state import weights_digest
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.run.checkpoints import list_checkpoints
+from tests.multiprocess.programs.compared_runs import taken
 
-QUIET = ("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false", "checkpoint.keep=100")
+QUIET = (
+    "task=custom",
+    "task._target_=tests.multiprocess.programs.trial.Trial",
+    "logger.tensorboard=false",
+    "checkpoint.keep=100",
+)
 SCHEDULE = ("schedule=cosine", "optimizer.lr=0.01")
 
 
@@ -235,7 +240,12 @@ def test_a_number_of_ranks_that_cannot_share_the_batch_names_those_that_can(trai
 @pytest.mark.nightly
 def test_what_an_optimizer_keeps_in_its_groups_is_restored_and_changed_options_apply(train):
     """Entries that exist from the start, and one that the first step adds; none is an option of the configuration."""
-    words = [*QUIET, "optimizer=custom", "optimizer._target_=adapting.Adapting", "trainer.global_batch_size=8"]
+    words = [
+        *QUIET,
+        "optimizer=custom",
+        "optimizer._target_=tests.multiprocess.programs.adapting.Adapting",
+        "trainer.global_batch_size=8",
+    ]
     words += ["schedule=constant", "trainer.max_steps=6"]
 
     def groups(run, step):

@@ -9,12 +9,13 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from gallery import CONF, EXAMPLES, NAMES, PACKAGES, TINY, required
-from tensorboard_points import points
 
 from hpctrain.config.compose import Composer
 from hpctrain.files import read_json_lines
 from hpctrain.launch.prepare import prepare
+from tests.support.fork_server import clean_environment
+from tests.support.gallery import CONF, EXAMPLES, NAMES, PACKAGES, TINY, required
+from tests.support.tensorboard_points import points
 
 SEED = int(os.environ.get("HPCTRAIN_SOAK_SEED", "0"))
 STEPS = 12
@@ -55,6 +56,7 @@ def files(tmp_path_factory):
 def attempt(fork_server, ranks, files, tmp_path, monkeypatch):
     """Start or resume an example; every rank dies after so many updates of its optimizers, or none for 0."""
     monkeypatch.syspath_prepend(EXAMPLES)
+    variables = {"PYTHONPATH": os.pathsep.join([str(EXAMPLES), clean_environment()["PYTHONPATH"]])}
     prepared = set()
 
     def start(example, name, world_size, updates=0):
@@ -64,8 +66,8 @@ def attempt(fork_server, ranks, files, tmp_path, monkeypatch):
             prepare(Composer(str(CONF)).compose(words, world_size=world_size), words)
             prepared.add(name)
         if world_size == 1:
-            return fork_server.wait(fork_server.start("struck:run", str(path), updates, folder=tmp_path))
-        return ranks("struck:rank", str(path), updates, world_size=world_size)
+            return fork_server.wait(fork_server.start("struck:run", str(path), updates, folder=tmp_path, **variables))
+        return ranks("struck:rank", str(path), updates, world_size=world_size, **variables)
 
     return start
 

@@ -32,7 +32,7 @@ from hpctrain.status.run_status import read_statuses
 PATIENCE_S = 150.0
 TRIAL = (
     "task=custom",
-    "task._target_=trial.Trial",
+    "task._target_=tests.multiprocess.programs.trial.Trial",
     "logger.tensorboard=false",
     "logger.every_steps=1",
     "trainer.global_batch_size=8",
@@ -230,7 +230,12 @@ def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(
 ):
     """One rank trains in the launching process, whose exit would wait for the thread that writes."""
     disk = {"DISK_GATE": str(tmp_path / "never"), "DISK_WRITES": str(tmp_path / "writes")}
-    words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "task._target_=slow_disk.SlowDisk", "checkpoint.every_steps=9"]
+    words = [
+        f"run_dir={tmp_path / 'run'}",
+        *TRIAL,
+        "task._target_=tests.multiprocess.programs.slow_disk.SlowDisk",
+        "checkpoint.every_steps=9",
+    ]
     words += ["trainer.max_steps=1000000", f"checkpoint.keep_best={keep_best}"]
     words += [f"cluster.processes_per_node={world_size}"]
     command = start(*words, TRIAL_SLEEP="0.02", **disk)
@@ -258,7 +263,12 @@ def test_a_stop_is_noticed_while_the_ranks_wait_for_samples(start, record, train
     """
     held = tmp_path / "held"
     more = {"HELD": str(held), "HELD_KIND": kind, "TRIAL_SLEEP": "0.1"}
-    words = [*TRIAL, "task._target_=held.Held", "trainer.max_steps=40", "trainer.eval_every_steps=10"]
+    words = [
+        *TRIAL,
+        "task._target_=tests.multiprocess.programs.held.Held",
+        "trainer.max_steps=40",
+        "trainer.eval_every_steps=10",
+    ]
     words += [f"cluster.processes_per_node={world_size}", f"data.num_workers={workers}"]
 
     def stop_while_waiting(command, number, read_ends=False):
@@ -436,7 +446,7 @@ def test_an_error_of_ranks_by_hand_closes_the_attempt(ranks, tmp_path, run_at):
 @pytest.mark.nightly
 def test_a_task_prints_though_the_disk_of_its_log_is_full(composer, variables, record):
     path = record.directory.path
-    words = [f"run_dir={path}", *TRIAL, "task._target_=printing.Printing"]
+    words = [f"run_dir={path}", *TRIAL, "task._target_=tests.multiprocess.programs.printing.Printing"]
     prepare(composer.compose(words, world_size=1), words)
     command = [sys.executable, "-u", "-m", "hpctrain.train", path]
     with Path("/dev/full").open("wb") as full:

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
-from weighed import SAMPLES, expected, is_readable
 
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.stored_tensor import whole_tensors
+from tests.multiprocess.programs.weighed import SAMPLES, expected, is_readable
 
 STEPS, BATCH = 9, 12
 TRAINING = (
@@ -61,7 +61,7 @@ def test_weights_and_losses_are_those_of_whole_batches(train, kind, world_size, 
     code, run, output = train(
         "run",
         *TRAINING,
-        f"task._target_=weighed.{kind}",
+        f"task._target_=tests.multiprocess.programs.weighed.{kind}",
         f"trainer.micro_batch_size={micro}",
         *words,
         world_size=world_size,
@@ -92,7 +92,7 @@ def test_ranks_that_share_the_model(train, kind, micro, shared):
         micro = 1
     clip = 0.05 if any("clip" in word for word in words) else None
     weights, losses = expected(kind, STEPS, BATCH, clip=clip)
-    task = (f"task._target_=weighed.{kind}", f"trainer.micro_batch_size={micro}")
+    task = (f"task._target_=tests.multiprocess.programs.weighed.{kind}", f"trainer.micro_batch_size={micro}")
     code, run, output = train("run", *TRAINING, *task, *words, world_size=world_size)
     assert code == 0, output
     require_close(run, weights, losses)
@@ -105,7 +105,7 @@ def test_half_precision(train, kind, precision):
     """Gradients are as large as those of a mean: no update is skipped."""
     _, losses = expected(kind, STEPS, BATCH)
     task = (
-        f"task._target_=weighed.{kind}",
+        f"task._target_=tests.multiprocess.programs.weighed.{kind}",
         "+task.dtype=float32",
         f"precision={precision}",
         "precision.initial_loss_scale=1024",
@@ -125,7 +125,13 @@ def test_half_precision(train, kind, precision):
 @pytest.mark.parametrize("words", [(), ("parallel=fsdp",), ("data.num_workers=1",)], ids=["ddp", "fsdp", "workers"])
 @pytest.mark.parametrize("kind", ["Samples", "Tokens"])
 def test_an_interrupted_run_is_the_straight_run(train, kind, words):
-    words = (*TRAINING, "logger.every_steps=4", "trainer.micro_batch_size=3", f"task._target_=weighed.{kind}", *words)
+    words = (
+        *TRAINING,
+        "logger.every_steps=4",
+        "trainer.micro_batch_size=3",
+        f"task._target_=tests.multiprocess.programs.weighed.{kind}",
+        *words,
+    )
     code, straight, output = train("straight", *words, world_size=2)
     assert code == 0, output
     for stop in ("2", "3", "4", ""):
@@ -140,7 +146,12 @@ def test_an_interrupted_run_is_the_straight_run(train, kind, words):
 
 @pytest.mark.nightly
 def test_one_rank_whose_weights_can_vary_makes_all_exchange_theirs(train):
-    words = (*TRAINING, "task._target_=weighed.OnOneRank", "trainer.micro_batch_size=3", "trainer.max_steps=2")
+    words = (
+        *TRAINING,
+        "task._target_=tests.multiprocess.programs.weighed.OnOneRank",
+        "trainer.micro_batch_size=3",
+        "trainer.max_steps=2",
+    )
     code, run, output = train("run", *words, world_size=2)
     assert code == 0, output
     # rank zero has its six samples, and rank 1 half of each micro-batch

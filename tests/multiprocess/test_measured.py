@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 WORDS = (
-    *("task=custom", "task._target_=measured.Measured", "logger.tensorboard=false", "+task.num_samples=36"),
+    *(
+        "task=custom",
+        "task._target_=tests.multiprocess.programs.measured.Measured",
+        "logger.tensorboard=false",
+        "+task.num_samples=36",
+    ),
     *("+task.eval_samples=23", "+task.dropout=0.3", "trainer.micro_batch_size=2", "trainer.global_batch_size=12"),
     *("trainer.max_steps=8", "trainer.eval_every_steps=3", "optimizer.lr=0.01", "trainer.ema_decay=0.9"),
     *("checkpoint.keep_best=1", "checkpoint.every_steps=1", "checkpoint.asynchronous=false"),

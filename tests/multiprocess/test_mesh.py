@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from compared_runs import losses, taken, weights
 
 from hpctrain import Run
 from hpctrain.checkpoint.read import load
 from hpctrain.launch.prepare import prepare
+from tests.multiprocess.programs.compared_runs import losses, taken, weights
 
-PROGRAMS = Path(__file__).parent / "programs"
-QUIET = ("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false", "checkpoint.keep=100")
+QUIET = (
+    "task=custom",
+    "task._target_=tests.multiprocess.programs.trial.Trial",
+    "logger.tensorboard=false",
+    "checkpoint.keep=100",
+)
 TRAINING = (
     *QUIET,
     *("schedule=cosine", "optimizer.lr=0.01", "trainer.global_batch_size=12", "trainer.max_steps=14"),
@@ -44,7 +47,12 @@ def straight_run(straight, train):
     return run
 
 
-SMALL = (*QUIET, "task._target_=doubled.Doubled", "trainer.global_batch_size=16", "trainer.max_steps=20")
+SMALL = (
+    *QUIET,
+    "task._target_=tests.multiprocess.programs.doubled.Doubled",
+    "trainer.global_batch_size=16",
+    "trainer.max_steps=20",
+)
 SMALL += ("logger.every_steps=1", "trainer.clip_grad_norm=0.5", "trainer.ema_decay=0.8", "optimizer.lr=0.01")
 
 
@@ -174,7 +182,12 @@ def test_weights_are_restored_bit_for_bit_on_every_mesh(train):
     [nightly(False, 1, 4), nightly(True, 2, 3), nightly(False, 4, 4)],
 )
 def test_an_evaluation_sees_every_sample_once_and_a_rank_without_one_leaves_no_trace(train, stream, micro, world_size):
-    words = [*SMALL, "task._target_=counted.Counted", f"+task.stream={stream}", "trainer.max_steps=2"]
+    words = [
+        *SMALL,
+        "task._target_=tests.multiprocess.programs.counted.Counted",
+        f"+task.stream={stream}",
+        "trainer.max_steps=2",
+    ]
     words += ["trainer.global_batch_size=48", f"trainer.micro_batch_size={micro}"]
     code, one, output = train("one", *words)
     assert code == 0, output
@@ -189,7 +202,12 @@ def test_an_evaluation_sees_every_sample_once_and_a_rank_without_one_leaves_no_t
 
 @pytest.mark.nightly
 def test_callbacks_that_call_the_model_do_so_on_every_rank(train):
-    words = [*SMALL, "task._target_=doubled.Doubled", "trainer.max_steps=4", "trainer.eval_every_steps=2"]
+    words = [
+        *SMALL,
+        "task._target_=tests.multiprocess.programs.doubled.Doubled",
+        "trainer.max_steps=4",
+        "trainer.eval_every_steps=2",
+    ]
     words += [
         "callbacks=[log_text,log_weights]",
         "callbacks.log_text.new_tokens=3",
@@ -234,7 +252,7 @@ def test_a_diverged_run_names_the_last_checkpoint_with_finite_weights(train):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["task._target_=doubled.Teacher"], r"changed weights in place \(teacher\)"),
+        (["task._target_=tests.multiprocess.programs.doubled.Teacher"], r"changed weights in place \(teacher\)"),
         nightly(["parallel.blocks=[tokens]"], "leave that module out of parallel.blocks"),
     ],
 )
@@ -247,17 +265,20 @@ def test_what_a_shard_can_not_do_is_an_error_of_the_task(train, words, problem):
 @pytest.mark.parametrize(
     "words",
     [
-        (*HSDP, "task._target_=building.Keeping"),
-        nightly((*FSDP, "task._target_=building.Keeping", "+task.reads=true")),
-        nightly((*FSDP, "task._target_=divided.Single", "precision=bf16_pure")),
-        nightly((*FSDP, "task._target_=doubled.Doubled")),
-        nightly(("parallel=fsdp_tp", "parallel.tensor_degree=2", "task._target_=divided.Single")),
-        nightly(("parallel=mesh", "parallel.pipeline_degree=2", "task._target_=divided.Single")),
+        (*HSDP, "task._target_=tests.multiprocess.programs.building.Keeping"),
+        nightly((*FSDP, "task._target_=tests.multiprocess.programs.building.Keeping", "+task.reads=true")),
+        nightly((*FSDP, "task._target_=tests.multiprocess.programs.divided.Single", "precision=bf16_pure")),
+        nightly((*FSDP, "task._target_=tests.multiprocess.programs.doubled.Doubled")),
+        nightly(
+            ("parallel=fsdp_tp", "parallel.tensor_degree=2", "task._target_=tests.multiprocess.programs.divided.Single")
+        ),
+        nightly(
+            ("parallel=mesh", "parallel.pipeline_degree=2", "task._target_=tests.multiprocess.programs.divided.Single")
+        ),
     ],
     ids=" ".join,
 )
-def test_initial_values_are_those_of_an_ordinary_build(ranks, composer, tmp_path, monkeypatch, words):
-    monkeypatch.syspath_prepend(PROGRAMS)
+def test_initial_values_are_those_of_an_ordinary_build(ranks, composer, tmp_path, words):
     given = ["task=custom", "trainer.ema_decay=0.9", "trainer.global_batch_size=8", *words]
     config = composer.compose([f"run_dir={tmp_path / 'run'}", *given], world_size=4)
     prepare(config, given)

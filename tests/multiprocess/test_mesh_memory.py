@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from hpctrain.cli import main
 from hpctrain.files import read_json_lines
 
-QUIET = ("task=custom", "task._target_=weighty.Weighty", "logger.tensorboard=false")
+QUIET = ("task=custom", "task._target_=tests.multiprocess.programs.weighty.Weighty", "logger.tensorboard=false")
 FSDP = ("parallel=fsdp",)
 FSDP_TP = ("parallel=fsdp_tp", "parallel.tensor_degree=2")
 WHOLE = "parallel.keep_gradients_whole=true"
 TRAINING = ("trainer.global_batch_size=4", "checkpoint.every_steps=3", "checkpoint.asynchronous=false")
 MB = 1e6
-PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture
@@ -77,7 +74,6 @@ def test_fit_batch_foresees_the_memory_of_a_rank(train, tmp_path, monkeypatch, c
     """Its process is one rank of a mesh without the others; those of a run are measured."""
     words = [*QUIET, *mesh, "+task.width=768", "+task.layers=8"]
     words += ["trainer.global_batch_size=8", "trainer.micro_batch_size=1"]
-    monkeypatch.setenv("PYTHONPATH", str(PROGRAMS), prepend=os.pathsep)
     monkeypatch.setenv("WEIGHTY_RECORD", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert main(["fit-batch", *words, "--ranks", str(world_size), "--largest", "1", "--json"]) == 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fork_server import clean_environment
+
+from tests.support.fork_server import clean_environment
 
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "python.md"
 

@@ -7,7 +7,7 @@ import torch
 
 from hpctrain.run.ledger import Ledger
 
-QUIET = ("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false")
+QUIET = ("task=custom", "task._target_=tests.multiprocess.programs.trial.Trial", "logger.tensorboard=false")
 TRAINING = (
     *("+task.dropout=0.3", "+task.batchnorm=true", "schedule=cosine", "optimizer.lr=0.01"),
     *("trainer.global_batch_size=8", "trainer.max_steps=12", "logger.every_steps=3"),
@@ -51,8 +51,8 @@ def plain():
         (1, ["trainer.deterministic=true"]),
         nightly(2, ["trainer.log_grad_norm=true"]),
         nightly(1, ["optimizer.no_decay_norm_bias=false", "optimizer.lr_scaling=none"]),
-        nightly(1, ["cluster.gpus_per_process=2", "task._target_=spread.Spread"]),
-        (2, ["cluster.gpus_per_process=2", "task._target_=spread.Spread"]),
+        nightly(1, ["cluster.gpus_per_process=2", "task._target_=tests.multiprocess.programs.spread.Spread"]),
+        (2, ["cluster.gpus_per_process=2", "task._target_=tests.multiprocess.programs.spread.Spread"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
@@ -80,7 +80,7 @@ def test_a_task_that_does_not_spread_its_model(train):
 
 
 def test_a_parameter_without_a_gradient_is_named_with_the_key(train):
-    words = [*QUIET, *TRAINING, "task._target_=unused.Unused"]
+    words = [*QUIET, *TRAINING, "task._target_=tests.multiprocess.programs.unused.Unused"]
     code, run, output = train("run", *words, world_size=2)
     assert code == 1, output
     (attempt,) = Ledger(run.directory).attempts()
@@ -92,7 +92,11 @@ def test_a_parameter_without_a_gradient_is_named_with_the_key(train):
     assert code == 0, output
 
 
-UNTARGETED = ("task._target_=unused.Untargeted", "trainer.max_steps=8", "trainer.global_batch_size=8")
+UNTARGETED = (
+    "task._target_=tests.multiprocess.programs.unused.Untargeted",
+    "trainer.max_steps=8",
+    "trainer.global_batch_size=8",
+)
 HALVES = "trainer.micro_batch_size=2"
 
 

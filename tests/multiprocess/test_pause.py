@@ -8,7 +8,7 @@ import pytest
 
 QUIET = (
     "task=custom",
-    "task._target_=trial.Trial",
+    "task._target_=tests.multiprocess.programs.trial.Trial",
     "logger.tensorboard=false",
     "checkpoint.keep=100",
     "+task.dropout=0.3",

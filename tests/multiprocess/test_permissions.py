@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from other_user import GROUP
+
+from tests.multiprocess.programs.other_user import GROUP
 
 NOBODY, DAEMON = 65_534, 1
 SHORT = ("model=convnet", "model.width=1", "checkpoint.every_steps=1")
@@ -44,7 +45,12 @@ def test_a_generous_umask_opens_nothing(fork_server, shared, size):
 
 
 def test_a_second_user_of_the_group_resumes(fork_server, shared):
-    words = ("task=custom", "task._target_=noting.Noting", "logger.every_steps=1", "logger.csv=true")
+    words = (
+        "task=custom",
+        "task._target_=tests.multiprocess.programs.noting.Noting",
+        "logger.every_steps=1",
+        "logger.csv=true",
+    )
     words += ("logger.tensorboard=false",)
     words += (f"run_dir={shared}/R", "trainer.max_steps=2", "run_mode='2770'", "trainer.global_batch_size=4")
     (done,) = fork_server.wait(fork_server.start("other_user:run", NOBODY, 0o077, *words, folder=shared))

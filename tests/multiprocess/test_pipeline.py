@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compared_runs import losses, taken, weights
 
-QUIET = ("task=custom", "task._target_=piped.Piped", "logger.tensorboard=false", "checkpoint.keep=100")
+from tests.multiprocess.programs.compared_runs import losses, taken, weights
+
+QUIET = (
+    "task=custom",
+    "task._target_=tests.multiprocess.programs.piped.Piped",
+    "logger.tensorboard=false",
+    "checkpoint.keep=100",
+)
 SMALL = (*QUIET, "trainer.global_batch_size=16", "trainer.max_steps=20", "logger.every_steps=1", "optimizer.lr=0.01")
 SMALL += ("trainer.clip_grad_norm=0.5", "trainer.ema_decay=0.8", "trainer.micro_batch_size=2")
 PP = ("parallel=pp",)
@@ -15,8 +21,8 @@ PP_FSDP = ("parallel=mesh", "parallel.pipeline_degree=2")
 PP_TP = ("parallel=mesh", "parallel.pipeline_degree=2", "parallel.shard_degree=1", "parallel.tensor_degree=2")
 ALL = ("parallel=mesh", "parallel.pipeline_degree=2", "parallel.tensor_degree=2", "parallel.shard_degree=2")
 HSDP = ("parallel=mesh", "parallel.pipeline_degree=2", "parallel.replicate_degree=2", "parallel.shard_degree=1")
-CHAIN = "task._target_=piped.Chain"
-NORMED = "task._target_=piped.Normed"
+CHAIN = "task._target_=tests.multiprocess.programs.piped.Chain"
+NORMED = "task._target_=tests.multiprocess.programs.piped.Normed"
 ADAGRAD = ("optimizer=custom", "optimizer._target_=torch.optim.Adagrad", "+optimizer.eps=0.001")
 
 
@@ -67,7 +73,7 @@ def test_the_losses_of_one_device(train, world_size, words):
     assert evaluated[0][-1]["eval/loss"] == pytest.approx(evaluated[1][-1]["eval/loss"], rel=1e-9)
 
 
-HALF = "task._target_=piped.Half"
+HALF = "task._target_=tests.multiprocess.programs.piped.Half"
 STOPS = {
     (2, PP): ["1:3:SIGTERM"],
     (2, (*INTERLEAVED, "+task.dropout=0.3", "+task.masked=true")): ["0:9:SIGTERM"],
@@ -143,7 +149,12 @@ def test_a_run_continues_on_any_mesh(train, name):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_ranks_of_a_pipeline_have_the_same_samples(train, tmp_path, workers):
     """What loading draws in a rank's own process is the same in all stages, and differs between steps."""
-    words = [*SMALL, "task._target_=piped.Drawing", "trainer.max_steps=3", f"data.num_workers={workers}"]
+    words = [
+        *SMALL,
+        "task._target_=tests.multiprocess.programs.piped.Drawing",
+        "trainer.max_steps=3",
+        f"data.num_workers={workers}",
+    ]
     code, _, output = train("run", *words, *INTERLEAVED, world_size=2, DRAWN=str(tmp_path / "drawn"))
     assert code == 0, output
     first, second = (set((tmp_path / f"drawn_{rank}").read_text().split()) for rank in range(2))
@@ -153,7 +164,12 @@ def test_ranks_of_a_pipeline_have_the_same_samples(train, tmp_path, workers):
 
 @pytest.mark.parametrize(("stream", "mesh"), [nightly(False, PP), nightly(True, INTERLEAVED)])
 def test_an_evaluation_sees_every_sample_once(train, stream, mesh):
-    words = [*SMALL, "task._target_=counted.Counted", f"+task.stream={stream}", "trainer.max_steps=2"]
+    words = [
+        *SMALL,
+        "task._target_=tests.multiprocess.programs.counted.Counted",
+        f"+task.stream={stream}",
+        "trainer.max_steps=2",
+    ]
     code, one, output = train("one", *words)
     assert code == 0, output
     code, run, output = train("run", *words, *mesh, world_size=2)
@@ -188,8 +204,8 @@ def test_callbacks_generate_text(train):
 
 
 REFUSED = {
-    "task._target_=piped.Twice": "this task calls it twice",
-    "task._target_=piped.Parts": "this task hasn't called it, or only its parts",
+    "task._target_=tests.multiprocess.programs.piped.Twice": "this task calls it twice",
+    "task._target_=tests.multiprocess.programs.piped.Parts": "this task hasn't called it, or only its parts",
 }
 
 

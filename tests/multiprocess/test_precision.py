@@ -15,7 +15,12 @@ KINDS = ("fp32", "bf16", "fp16", "bf16_pure", "fp16_master")
 SHAPES = ((1, 1), (1, 4), (2, 1), (2, 4))
 """Ranks and accumulation."""
 GATE = {*((2, 1, kind) for kind in KINDS), (1, 4, "fp32"), (1, 4, "fp16_master")}
-QUIET = ("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false", "checkpoint.keep=100")
+QUIET = (
+    "task=custom",
+    "task._target_=tests.multiprocess.programs.trial.Trial",
+    "logger.tensorboard=false",
+    "checkpoint.keep=100",
+)
 SCHEDULE = ("schedule=cosine", "optimizer.lr=0.01")
 MODEL = ("+task.batchnorm=true", "+task.dropout=0.3")
 OVERFLOWS = 2.0**24

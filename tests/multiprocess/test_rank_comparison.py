@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from differing import CASES
+
+from tests.multiprocess.programs.differing import CASES
 
 SAME_DATA = "every rank must build the same dataset: sort lists of files, and don't split samples by rank"
 WORDS = (
-    *("task=custom", "task._target_=differing.Differing", "logger.tensorboard=false", "checkpoint.every_steps=2"),
+    *(
+        "task=custom",
+        "task._target_=tests.multiprocess.programs.differing.Differing",
+        "logger.tensorboard=false",
+        "checkpoint.every_steps=2",
+    ),
     *("trainer.global_batch_size=8", "trainer.max_steps=4", "trainer.max_epochs=null"),
 )
 

@@ -7,8 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +15,7 @@ from hpctrain.report.run_page import run_page
 from hpctrain.report.sweep_page import sweep_page
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.runs import find_runs
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
-from report import config_text, make_run, make_sweep
+from tests.benchmarks.report import config_text, make_run, make_sweep
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WIDTHS = (360, 820, 1400)

@@ -7,11 +7,12 @@ import shutil
 
 import pytest
 import torch
-from compared_runs import taken
+
+from tests.multiprocess.programs.compared_runs import taken
 
 QUIET = (
     "task=custom",
-    "task._target_=trial.Trial",
+    "task._target_=tests.multiprocess.programs.trial.Trial",
     "logger.tensorboard=false",
     "checkpoint.every_steps=4",
     "checkpoint.keep=9",
@@ -134,7 +135,7 @@ def test_another_torch_than_before_is_a_warning(train):
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("words", [[], ["precision=bf16_pure"], ["trainer.ema_decay=0.9"]])
 def test_buffers_that_change_their_shape_are_as_they_were(train, world_size, words):
-    words = [*QUIET, *words, "task._target_=memories.Remembering"]
+    words = [*QUIET, *words, "task._target_=tests.multiprocess.programs.memories.Remembering"]
     code, straight, output = train("straight", *words, world_size=world_size)
     assert code == 0, output
     for act in ("0:2", "0:7", "0:6"):
@@ -157,7 +158,7 @@ def test_buffers_that_change_their_shape_are_as_they_were(train, world_size, wor
     ],
 )
 def test_buffers_that_change_their_shape_are_refused_where_checkpoints_cant_hold_them(train, words, where):
-    words = [*QUIET, *words, "task._target_=memories.Remembering"]
+    words = [*QUIET, *words, "task._target_=tests.multiprocess.programs.memories.Remembering"]
     code, run, output = train("run", *words, world_size=2)
     assert (code, run.steps) == (1, [])
     assert (

@@ -6,12 +6,12 @@ import os
 import re
 
 import pytest
-from full_disk import small_disk
 
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from tests.support.full_disk import small_disk
 
 PREEMPTED = """#!/bin/sh
 test "$1" = show || exit 1
@@ -25,14 +25,14 @@ echo "JobId=7 JobName=run
 """SLURM's record of a job that it kills in a second; reading it unblocks the disk."""
 WORDS = (
     "task=custom",
-    "task._target_=trial.Trial",
+    "task._target_=tests.multiprocess.programs.trial.Trial",
     "data.num_workers=0",
     "logger.tensorboard=false",
     "checkpoint.every_min=null",
     "trainer.global_batch_size=8",
 )
 ENDLESS = ("trainer.max_steps=100000", "trainer.max_epochs=null", "trainer.eval_every_steps=100000")
-REFUSING = (*WORDS, "task._target_=refusing.Refusing", "checkpoint.every_steps=1")
+REFUSING = (*WORDS, "task._target_=tests.multiprocess.programs.refusing.Refusing", "checkpoint.every_steps=1")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_an_attempt_without_files_has_an_end(train, tmp_path, world_size, files)
 
 
 def test_an_error_without_a_message_counts_as_well(train):
-    words = ["task._target_=unsaveable.WithUnsaveable", "trainer.max_steps=3"]
+    words = ["task._target_=tests.multiprocess.programs.unsaveable.WithUnsaveable", "trainer.max_steps=3"]
     code, run, output = train("run", *WORDS, *words, world_size=2)
     assert code == 1, output
     records = read_exit_records(run.directory.attempt(1))
@@ -144,7 +144,11 @@ def test_the_best_evaluations_are_saved_and_kept(train):
 
 def test_saves_by_time_go_by_rank_zeros_clock(train):
     """No other rank knows what a save costs, and therefore when the next one is due."""
-    words = ["task._target_=saves_early.SavesEarly", "checkpoint.auto=true", "checkpoint.asynchronous=false"]
+    words = [
+        "task._target_=tests.multiprocess.programs.saves_early.SavesEarly",
+        "checkpoint.auto=true",
+        "checkpoint.asynchronous=false",
+    ]
     words += ["checkpoint.keep=9", "checkpoint.keep_best=0"]
     code, run, output = train("run", *WORDS, *words, "trainer.max_steps=12", world_size=2)
     assert code == 0, output
@@ -176,7 +180,12 @@ def test_a_stop_leaves_older_ones_and_a_start_clears_them_and_what_is_half_done(
 
 @pytest.mark.parametrize("at", ["build_model", "eval_dataset"])
 def test_an_attempt_that_is_overtaken_while_it_starts_takes_nothing_from_the_newer_one(train, tmp_path, at):
-    words = [*WORDS, "task._target_=overtaken.Overtaken", f"+task.run={tmp_path / 'run'}", f"+task.at={at}"]
+    words = [
+        *WORDS,
+        "task._target_=tests.multiprocess.programs.overtaken.Overtaken",
+        f"+task.run={tmp_path / 'run'}",
+        f"+task.at={at}",
+    ]
     code, run, output = train("run", *words, "trainer.max_steps=3")
     assert code == 4, output
     assert "superseded by attempt 2" in output
@@ -187,7 +196,12 @@ def test_an_attempt_that_is_overtaken_while_it_starts_takes_nothing_from_the_new
 def test_a_checkpoint_that_is_being_written_when_a_rank_fails_is_finished(train, tmp_path):
     """Rank zero has all of it in memory; here the disk blocks until rank zero's exit record is written."""
     exit_record = tmp_path / "run" / "attempts" / "0001" / "rank_0.json"
-    words = [*WORDS, "task._target_=slow_disk.SlowDisk", "checkpoint.every_steps=2", "trainer.max_steps=3"]
+    words = [
+        *WORDS,
+        "task._target_=tests.multiprocess.programs.slow_disk.SlowDisk",
+        "checkpoint.every_steps=2",
+        "trainer.max_steps=3",
+    ]
     disk = {"DISK_GATE": str(exit_record), "DISK_WRITES": str(tmp_path / "writes")}
     code, run, output = train("run", *words, world_size=2, TRIAL_ACT="0:3:raise", **disk)
     assert code == 1, output
@@ -202,7 +216,12 @@ def test_a_save_that_takes_longer_than_there_is_time_is_not_begun(train, tmp_pat
     scontrol.chmod(0o755)
     disk = {"DISK_GATE": str(gate), "DISK_WRITES": str(tmp_path / "writes")}
     slurm = {"SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    words = [*WORDS, "task._target_=slow_disk.SlowDisk", "checkpoint.every_steps=2", *ENDLESS]
+    words = [
+        *WORDS,
+        "task._target_=tests.multiprocess.programs.slow_disk.SlowDisk",
+        "checkpoint.every_steps=2",
+        *ENDLESS,
+    ]
     acts = {"TRIAL_ACT": "0:20:SIGTERM", "TRIAL_SLEEP": "0.05"}
     code, run, output = train("run", *words, world_size=2, **acts, **disk, **slurm)
     assert code == 4, output

@@ -113,7 +113,7 @@ def test_an_error_on_rank_zero_is_every_ranks(score, world_size):
 @pytest.mark.parametrize(("world_size", "num_samples"), [(1, 23), (2, 23), (3, 23), (3, 2), (2, 1)])
 def test_metrics_of_torchmetrics_are_those_of_one_rank(score, world_size, num_samples):
     pytest.importorskip("torchmetrics")
-    from scoring import Scoring
+    from tests.multiprocess.programs.scoring import Scoring
 
     task = Scoring(with_torchmetrics=True)
     objects = task.build_metrics()
@@ -138,8 +138,9 @@ def test_metrics_of_torchmetrics_are_those_of_one_rank(score, world_size, num_sa
 @pytest.mark.nightly
 def test_an_auc_is_that_of_scikit_learn(score):
     pytest.importorskip("torchmetrics")
-    from scoring import scores_and_labels
     from sklearn.metrics import roc_auc_score
+
+    from tests.multiprocess.programs.scoring import scores_and_labels
 
     scores, labels = scores_and_labels(torch.arange(23.0))
     (result,) = score(1, 23, with_torchmetrics=True)

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import sys
 import time
 import traceback
 from collections import Counter
@@ -21,9 +20,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.search.algorithm import promotable
 from hpctrain.search.journal import JournalEvent, read_journal
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "search"))
-from searching import asha, prepared, train
+from tests.support.searching import asha, prepared, train
 
 PROCESSES = 16
 

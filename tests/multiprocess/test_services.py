@@ -15,18 +15,18 @@ import urllib.request
 import wave
 
 import pytest
-import wandb_files
-from logged_run import LoggedRun
-from wandb_server import KEY, WandbServer
 
 from hpctrain.files import append_json_line
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
 from hpctrain.sync.sender import Cursor, cursor_path
+from tests.support import wandb_files
+from tests.support.logged_run import LoggedRun
+from tests.support.wandb_server import KEY, WandbServer
 
 WORDS = (
     "task=custom",
-    "task._target_=trial.Trial",
+    "task._target_=tests.multiprocess.programs.trial.Trial",
     "+task.num_samples=40",
     "+task.dropout=0.3",
     "trainer.global_batch_size=16",

@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from sharded_saves import Tied
 from torch import nn
 
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
+from tests.multiprocess.programs.sharded_saves import Tied
 
 
 @pytest.fixture

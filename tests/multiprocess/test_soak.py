@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from signalled import PHASES, SENT
 
 from hpctrain.attempt.outcome import Outcome, record_end
 from hpctrain.attempt.unrecorded import UnrecordedEnds
@@ -32,6 +31,7 @@ from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
+from tests.multiprocess.programs.signalled import PHASES, SENT
 
 SEED = int(os.environ.get("HPCTRAIN_SOAK_SEED") or secrets.randbelow(10**6))
 STEPS, SAVE_EVERY, EVALUATE_EVERY = 80, 15, 25
@@ -45,7 +45,13 @@ Less than a hang takes here: a rank that a second Ctrl-C ended during the rendez
 PER_RUN = 6
 WORLD_SIZES = (1, 2, 3)
 TRAINING = (
-    *("task=custom", "task._target_=trial.Trial", "+task.dropout=0.3", "+task.batchnorm=true", "+task.noise=true"),
+    *(
+        "task=custom",
+        "task._target_=tests.multiprocess.programs.trial.Trial",
+        "+task.dropout=0.3",
+        "+task.batchnorm=true",
+        "+task.noise=true",
+    ),
     *("+task.num_samples=56", "+task.eval_samples=30", "schedule=cosine", "optimizer.lr=0.01"),
     *("trainer.global_batch_size=12", f"trainer.max_steps={STEPS}", "trainer.max_epochs=null"),
     *(f"trainer.eval_every_steps={EVALUATE_EVERY}", f"checkpoint.every_steps={SAVE_EVERY}", "checkpoint.keep=3"),
@@ -244,13 +250,14 @@ class InterruptedRun:
 
 @pytest.fixture
 def straight(fork_server, composer, tmp_path):
-    """What uninterrupted runs leave, by world size."""
-    found = {}
-    for world_size in WORLD_SIZES:
+    """Trains without interruptions, with so many ranks; returns what the run leaves."""
+
+    def train(world_size):
         run = InterruptedRun(fork_server, composer, tmp_path / f"straight_{world_size}", world_size, random.Random(0))
         run.finish()
-        found[world_size] = read_result(run.directory)
-    return found
+        return read_result(run.directory)
+
+    return train
 
 
 def interrupt_until_completed(run, expected, limit):
@@ -283,7 +290,7 @@ def test_every_place_where_signals_are_sent_exists(place):
 @pytest.mark.parametrize(
     "interruptions",
     [
-        3,
+        2,
         pytest.param(30, marks=pytest.mark.nightly),
         pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
@@ -293,11 +300,12 @@ def test_a_run_with_signals_anywhere_ends_as_a_straight_one(fork_server, compose
         """Interrupt runs of one size, one after the other."""
         count, done = interruptions // len(WORLD_SIZES) + (world_size <= interruptions % len(WORLD_SIZES)), []
         numbers = itertools.count()
+        expected = straight(world_size) if count else None
         while len(done) < count:
             name = f"run_{world_size}_{next(numbers)}"
             run = InterruptedRun(fork_server, composer, tmp_path / name, world_size, random.Random(f"{SEED} {name}"))
             try:
-                done += interrupt_until_completed(run, straight[world_size], min(count - len(done), PER_RUN))
+                done += interrupt_until_completed(run, expected, min(count - len(done), PER_RUN))
             except BaseException as error:
                 error.add_note(f"HPCTRAIN_SOAK_SEED={SEED}: {run.directory.path}")
                 raise

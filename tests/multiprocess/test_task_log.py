@@ -8,13 +8,18 @@ import os
 import random
 
 import pytest
-from tensorboard_points import points
 
 from hpctrain.files import read_json_lines
+from tests.support.tensorboard_points import points
 
 STEPS = 11
 WORDS = (
-    *("task=custom", "task._target_=noting.Noting", "+task.num_samples=32", "+task.eval_samples=10"),
+    *(
+        "task=custom",
+        "task._target_=tests.multiprocess.programs.noting.Noting",
+        "+task.num_samples=32",
+        "+task.eval_samples=10",
+    ),
     *("trainer.global_batch_size=8", "trainer.micro_batch_size=2", f"trainer.max_steps={STEPS}"),
     *("trainer.eval_every_steps=3", "trainer.sanity_batches=1", "logger.every_steps=3", "logger.csv=true"),
     *("logger.measure=false", "checkpoint.every_steps=1", "checkpoint.asynchronous=false"),
@@ -23,7 +28,7 @@ WORDS = (
 
 
 TURNS = (
-    *("task._target_=noting.NotingRivals", "optimizer=named"),
+    *("task._target_=tests.multiprocess.programs.noting.NotingRivals", "optimizer=named"),
     "optimizer.named.critic={_target_: torch.optim.Adam, lr: 0.01, match: critic.*, loss: critic_loss}",
     "optimizer.named.generator={_target_: torch.optim.SGD, lr: 0.02, match: generator.*, loss: generator_loss}",
     "optimizer.named.generator.every_steps=2",

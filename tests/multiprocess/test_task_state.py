@@ -8,7 +8,12 @@ import torch
 from hpctrain.run.exit_record import first_cause, read_exit_records
 
 WORDS = (
-    *("task=custom", "task._target_=keeping.Keeping", "logger.tensorboard=false", "+task.num_samples=30"),
+    *(
+        "task=custom",
+        "task._target_=tests.multiprocess.programs.keeping.Keeping",
+        "logger.tensorboard=false",
+        "+task.num_samples=30",
+    ),
     *("trainer.global_batch_size=6", "trainer.max_steps=10", "trainer.eval_every_steps=4", "optimizer.lr=0.01"),
     *("checkpoint.keep=20", "checkpoint.every_steps=1", "checkpoint.asynchronous=false"),
 )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compared_runs import losses, taken, weights
 
 from hpctrain.checkpoint.read import load
+from tests.multiprocess.programs.compared_runs import losses, taken, weights
 
-QUIET = ("task=custom", "task._target_=divided.Divided", "logger.tensorboard=false", "checkpoint.keep=100")
+QUIET = (
+    "task=custom",
+    "task._target_=tests.multiprocess.programs.divided.Divided",
+    "logger.tensorboard=false",
+    "checkpoint.keep=100",
+)
 SMALL = (*QUIET, "trainer.global_batch_size=16", "trainer.max_steps=20", "logger.every_steps=1", "optimizer.lr=0.01")
 SMALL += ("trainer.clip_grad_norm=0.5", "trainer.ema_decay=0.8")
 TP = ("parallel=tp",)
@@ -20,7 +25,7 @@ def nightly(*values):
 
 
 HSDP_TP = ("parallel=mesh", "parallel.replicate_degree=2", "parallel.tensor_degree=2")
-OWN = "task._target_=divided.Own"
+OWN = "task._target_=tests.multiprocess.programs.divided.Own"
 
 
 @pytest.mark.parametrize(
@@ -64,9 +69,12 @@ STOPS = {
     (2, TP): ["1:3:SIGTERM"],
     (4, FSDP_TP): ["3:2:SIGTERM", "0:1:SIGUSR2"],
     (8, HSDP_TP): ["5:3:SIGTERM"],
-    (4, (*FSDP_TP, "precision=bf16", "task._target_=divided.Single")): ["1:2:SIGTERM"],
-    (2, (*TP, "precision=bf16_pure", "task._target_=divided.Single")): ["1:2:SIGTERM"],
-    (4, (*FSDP_TP, "precision=fp16", "task._target_=divided.Single", "+task.partial=true")): ["1:2:SIGTERM"],
+    (4, (*FSDP_TP, "precision=bf16", "task._target_=tests.multiprocess.programs.divided.Single")): ["1:2:SIGTERM"],
+    (2, (*TP, "precision=bf16_pure", "task._target_=tests.multiprocess.programs.divided.Single")): ["1:2:SIGTERM"],
+    (
+        4,
+        (*FSDP_TP, "precision=fp16", "task._target_=tests.multiprocess.programs.divided.Single", "+task.partial=true"),
+    ): ["1:2:SIGTERM"],
     (2, (*TP, "+task.dropout=0.3")): ["0:2:SIGTERM"],
 }
 GATE = [(2, TP)]
@@ -152,7 +160,12 @@ def test_weights_are_restored_bit_for_bit_on_every_mesh(train):
     ("stream", "world_size", "mesh"), [nightly(False, 2, TP), nightly(False, 4, FSDP_TP), nightly(True, 2, TP)]
 )
 def test_an_evaluation_sees_every_sample_once(train, stream, world_size, mesh):
-    words = [*SMALL, "task._target_=counted.Counted", f"+task.stream={stream}", "trainer.max_steps=2"]
+    words = [
+        *SMALL,
+        "task._target_=tests.multiprocess.programs.counted.Counted",
+        f"+task.stream={stream}",
+        "trainer.max_steps=2",
+    ]
     words += ["trainer.micro_batch_size=2"]
     code, one, output = train("one", *words)
     assert code == 0, output
@@ -193,7 +206,12 @@ def test_callbacks_generate_text_and_read_whole_weights(train):
 
 
 def test_a_model_without_a_plan_is_refused(train):
-    words = ["task=custom", "task._target_=trial.Trial", "logger.tensorboard=false", "trainer.max_steps=1"]
+    words = [
+        "task=custom",
+        "task._target_=tests.multiprocess.programs.trial.Trial",
+        "logger.tensorboard=false",
+        "trainer.max_steps=1",
+    ]
     code, _, output = train("run", *words, *TP, world_size=2)
     assert code == 1, output
     assert "parallel.tensor_degree=2: neither Sequential nor Trial has a plan" in output

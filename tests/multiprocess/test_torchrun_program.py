@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from fork_server import clean_environment
 
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.reason import Reason
 from hpctrain.run.saves import last_save
+from tests.support.fork_server import clean_environment
 
 PROGRAM = Path(__file__).parent / "programs" / "torchrun_ddp.py"
 

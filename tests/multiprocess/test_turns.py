@@ -10,8 +10,8 @@ import torch
 from hpctrain.run.ledger import Ledger
 
 QUIET = ("logger.tensorboard=false", "checkpoint.keep=100", "trainer.max_epochs=null")
-TRIAL = ("task=custom", "task._target_=trial.Trial", *QUIET)
-RIVALS = ("task=custom", "task._target_=rivals.Rivals", *QUIET)
+TRIAL = ("task=custom", "task._target_=tests.multiprocess.programs.trial.Trial", *QUIET)
+RIVALS = ("task=custom", "task._target_=tests.multiprocess.programs.rivals.Rivals", *QUIET)
 CRITIC = (
     "optimizer.named.critic={_target_: torch.optim.Adam, lr: 0.01, match: critic.*, loss: critic_loss, "
     "clip_grad_norm: 0.05}"
@@ -103,7 +103,7 @@ def test_turns_are_those_of_a_hand_written_loop(train, by_hand, world_size, accu
 def test_groups_are_those_of_a_hand_written_loop(train, by_hand, world_size, accumulation, kind, task):
     data, words = shaped(world_size, accumulation, kind)
     expected = by_hand(world_size, "groups", **data)
-    words += [*TRIAL, f"task._target_=trial.{task}", *GROUPS]
+    words += [*TRIAL, f"task._target_=tests.multiprocess.programs.trial.{task}", *GROUPS]
     code, run, output = train("run", *words, world_size=world_size)
     assert code == 0, output
     require_equal(run, expected)
@@ -126,7 +126,7 @@ UNFROZEN = (
     'optimizer.groups=[{match: "0.*", lr_factor: 0.5, unfreeze_at_step: 5}, {match: "1.*", unfreeze_at_epoch: 1}]',
     "trainer.ema_decay=0.9",
 )
-TEACHER = (*TRIAL, "task._target_=rivals.Distilled", "optimizer=sgd", "optimizer.lr=0.05")
+TEACHER = (*TRIAL, "task._target_=tests.multiprocess.programs.rivals.Distilled", "optimizer=sgd", "optimizer.lr=0.05")
 LENGTH = (
     "trainer.global_batch_size=12",
     "trainer.max_steps=14",
@@ -164,13 +164,14 @@ def test_an_interrupted_run_is_the_straight_run(train, words, world_size):
     code, straight, output = train("straight", *words, *LENGTH, world_size=world_size)
     assert code == 0, output
     chance = random.Random(repr(words) + str(world_size))
-    for act in [f"{world_size - 1}:{chance.randrange(2, 9)}:SIGKILL" for _ in range(3)]:
+    # an attempt gains at most four of the 14 steps, so each is killed
+    for act in [f"{world_size - 1}:{chance.randrange(2, 6)}:SIGKILL" for _ in range(3)]:
         everyone = ",".join(act.replace(act.partition(":")[0], str(rank), 1) for rank in range(world_size))
         code, run, output = train("run", *words, *LENGTH, world_size=world_size, TRIAL_ACT=everyone)
-        assert code in (-9, 0), output
+        assert code == -9, output
     code, run, output = train("run", *words, *LENGTH, world_size=world_size)
     assert code == 0, output
-    assert len(Ledger(run.directory).attempts()) > 2
+    assert len(Ledger(run.directory).attempts()) == 4
     assert (run.digest, run.metrics) == (straight.digest, straight.metrics)
 
 
@@ -178,7 +179,11 @@ def test_an_interrupted_run_is_the_straight_run(train, words, world_size):
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_an_optimizer_that_steps_within_a_loss_is_refused(train, world_size):
     code, run, output = train(
-        "run", *TRIAL, "task._target_=rivals.Meddler", "trainer.max_steps=2", world_size=world_size
+        "run",
+        *TRIAL,
+        "task._target_=tests.multiprocess.programs.rivals.Meddler",
+        "trainer.max_steps=2",
+        world_size=world_size,
     )
     assert code == 1
     assert "Meddler.loss steps an optimizer of its own (SGD)" in output

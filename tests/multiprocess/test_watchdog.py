@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
@@ -22,7 +21,7 @@ HANG_TIMEOUT_S = 6
 TWO = "cluster.processes_per_node=2"
 WORDS = (
     "task=custom",
-    "task._target_=slow.Slow",
+    "task._target_=tests.multiprocess.programs.slow.Slow",
     "trainer.global_batch_size=8",
     "trainer.max_steps=30",
     "trainer.eval_every_steps=30",
@@ -66,7 +65,7 @@ class Started:
 
 
 @pytest.fixture(scope="module")
-def runs(fork_server, composer, variables, tmp_path_factory):
+def runs(fork_server, composer, tmp_path_factory):
     started = {}
     for name, (words, surroundings) in LAUNCHED.items():
         path = tmp_path_factory.mktemp("watchdog") / "run"
@@ -74,9 +73,7 @@ def runs(fork_server, composer, variables, tmp_path_factory):
         started[name] = Started(RunDirectory.at(path), [number])
     for name, surroundings in BY_HAND.items():
         path, port = tmp_path_factory.mktemp("watchdog") / "run", free_port()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.syspath_prepend(variables["PYTHONPATH"].partition(os.pathsep)[0])
-            prepare(composer.compose([f"run_dir={path}", *WORDS], world_size=2), WORDS)
+        prepare(composer.compose([f"run_dir={path}", *WORDS], world_size=2), WORDS)
         places = [rank_variables(rank, 2, port) for rank in range(2)]
         numbers = [fork_server.start("command:rank", str(path), **place, **surroundings) for place in places]
         started[name] = Started(RunDirectory.at(path), numbers)

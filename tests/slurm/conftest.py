@@ -17,10 +17,11 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from pathlib import Path
 
 import pytest
-from disk import Disk, mount, unmount
-from fork_server import ForkServer
-from leftovers import assert_nothing_is_left
-from submitted_runs import Straight, SubmittedRuns
+
+from tests.slurm.programs.disk import Disk, mount, unmount
+from tests.slurm.programs.leftovers import assert_nothing_is_left
+from tests.slurm.programs.submitted_runs import Straight, SubmittedRuns
+from tests.support.fork_server import ForkServer
 
 PROGRAM = Path(__file__).parents[2] / "slurm" / "sandbox"
 STATES = Path("/run/slurm-sandbox")

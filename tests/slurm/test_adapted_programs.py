@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from followed_run import FollowedRun
-from submitted_runs import PROGRAMS, SubmittedRuns
 
 from hpctrain.drill.comparison import compare_last_saves, compare_metrics
 from hpctrain.results.run_comparison import logged_metrics
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.saves import last_save
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.submitted_runs import PROGRAMS, SubmittedRuns
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "programs"
 LENGTHS = {"lightning_program": 8, "accelerate_program": 220, "hf_trainer": 220}

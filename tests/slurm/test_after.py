@@ -6,10 +6,10 @@ import itertools
 import sys
 
 import pytest
-from followed_run import FollowedRun
-from submitted_runs import STEPS, SubmittedRuns, submitters_variables
 
 from hpctrain.status.run_status import read_statuses
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.submitted_runs import STEPS, SubmittedRuns
 
 COMPLETED = [(0, "completed", STEPS)]
 
@@ -17,7 +17,7 @@ COMPLETED = [(0, "completed", STEPS)]
 def command(run: FollowedRun, *words: str) -> str:
     """Type a command where the run was submitted; return what it printed."""
     typed = [sys.executable, "-m", "hpctrain", *words]
-    done = run.sandbox.run(typed, cwd=run.directory.path.parent, env=submitters_variables())
+    done = run.sandbox.run(typed, cwd=run.directory.path.parent)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

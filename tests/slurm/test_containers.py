@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from submitted_runs import STEPS, SubmittedRuns
 
 import hpctrain
+from tests.slurm.programs.submitted_runs import STEPS, SubmittedRuns
 
 REPOSITORY = Path(hpctrain.__file__).parents[1]
 OF_NODE = ("/bin", "/etc", "/lib", "/lib64", "/usr")

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from disk import mount, unmount
+
+from tests.slurm.programs.disk import mount, unmount
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
-    from disk import Disk
+    from tests.slurm.conftest import SlurmSandbox
+    from tests.slurm.programs.disk import Disk
 
 AHEAD_S = 90
 
@@ -88,7 +89,7 @@ def test_no_fault_is_found_on_a_cluster_that_works_and_the_site_file_trains(doct
     assert record["measured"]["checkpoint_bytes"] > 1000
     site = doctor.folder / record["site_file"]
     assert "partition: low" in site.read_text()
-    trained = doctor.run(f"cluster={site.stem}", "nodes=2", "trainer.max_steps=1", "cluster.wait=true")
+    trained = doctor.run(f"cluster={site.stem}", "trainer.max_steps=1", "cluster.wait=true")
     assert trained.returncode == 0, trained.stdout + trained.stderr
     # a request of another user may hold commands, which the site file would run in all jobs
     os.chown(Path(record["folder"]) / "request.yaml", 65_534, 65_534)

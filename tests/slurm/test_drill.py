@@ -13,7 +13,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 
 TASK = """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 ENV = [sys.executable, "-c", "import sys; from hpctrain.cli.env import main; sys.exit(main(['--json']))"]
 

@@ -7,13 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from disk import Disk
-from followed_run import FollowedRun
-from submitted_runs import STEPS, SubmittedRuns
 
 from hpctrain.files import TEMPORARY_PREFIX, read_json_lines
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
+from tests.slurm.programs.disk import Disk
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.submitted_runs import STEPS, SubmittedRuns
 
 OFTEN = "checkpoint.every_steps=10"
 SHORT_TIMEOUTS = ("health.hang_timeout_s=8", "health.eval_timeout_s=8", "health.save_timeout_s=8")
@@ -321,9 +321,9 @@ def test_the_supervisor_is_killed(runs: SubmittedRuns) -> None:
     """Its ranks live on until the next supervisor stops them, and other steps of the job stay."""
     # the step of the user's own finds room without the ranks' cores and memory
     server = "srun --overlap --nodes=1 --ntasks=1 --mem=0 --job-name=server sleep 600 &"
-    run = runs.train(OFTEN, f"cluster.setup=['{server}']", "name=digits", pace_s=PACE_S)
+    run = runs.train(OFTEN, f"cluster.setup=['{server}']", "name=digits", nodes=1, pace_s=PACE_S)
     run.until_step(5)
-    assert b"SLURM_JOB_NAME=digits\0" in Path(f"/proc/{run.rank(1)}/environ").read_bytes()
+    assert b"SLURM_JOB_NAME=digits\0" in Path(f"/proc/{run.rank(0)}/environ").read_bytes()
     supervisor = run.supervisor
     assert supervisor is not None
     os.kill(supervisor, signal.SIGKILL)
@@ -331,6 +331,6 @@ def test_the_supervisor_is_killed(runs: SubmittedRuns) -> None:
     steps = runs.sandbox.ask("squeue", "--steps", "--noheader", "--format=%j", f"--jobs={run.job_id}").split()
     assert steps.count("server") == 1
     assert let_it_end(run, 2) == "COMPLETED"
-    assert_survived(runs, run, "interrupted")
+    assert_survived(runs, run, "interrupted", processes=1)
     assert runs.sandbox.job(run.job_id)["Restarts"] == "0"
     assert {one.job_id for one in run.attempts} == {run.job_id}

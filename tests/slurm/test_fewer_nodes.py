@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import chain, pairwise
 
 import pytest
-from followed_run import FollowedRun
-from submitted_runs import STEPS, SubmittedRuns
 
 from hpctrain.files import read_json_lines
 from hpctrain.run.directory import RunDirectory
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.submitted_runs import STEPS, SubmittedRuns
 
 ELASTIC = ("cluster.min_nodes=2", "checkpoint.every_steps=10", "logger.samples=true", "+task.dropout=0")
 """With them, two or four nodes can train: three don't divide the batch of 8 samples."""

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpctrain.launch.local import free_port, rank_variables
+
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
+    from tests.support.fork_server import ForkServer
 
     Done = subprocess.CompletedProcess[str]
 
@@ -117,11 +120,20 @@ def wait_until(ready: Callable[[], object], timeout: float = 200) -> None:
 
 @pytest.mark.parametrize("nodes", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_nodes_train_what_as_many_processes_here_do(
-    sandbox: SlurmSandbox, begin: Callable[..., Future[Done]], hpctrain: Callable[..., Done], work: Path, nodes: int
+    sandbox: SlurmSandbox,
+    begin: Callable[..., Future[Done]],
+    hpctrain: Callable[..., Done],
+    fork_server: ForkServer,
+    work: Path,
+    nodes: int,
 ) -> None:
     words = ["trainer.max_steps=40", "checkpoint.keep_best=0", *QUICK]
     submitted = begin("cluster=slurm", f"nodes={nodes}", "cluster.wait=true", "run_dir=R", *words)
-    local = begin(f"cluster.processes_per_node={nodes}", "run_dir=L", *words)
+    port = free_port()
+    local = [
+        fork_server.start("hpctrain.cli:main", [f"run_dir={work}/L", *words], **rank_variables(rank, nodes, port))
+        for rank in range(nodes)
+    ]
     done = submitted.result()
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -138,7 +150,8 @@ def test_nodes_train_what_as_many_processes_here_do(
     assert end.items() >= {"event": "end", "attempt": 1, "reason": "completed", "step": 40}.items()
     assert sandbox.job(job)["JobState"] == "COMPLETED"
 
-    assert local.result().returncode == 0, local.result().stderr
+    for rank in fork_server.wait(*local):
+        assert rank.code == 0, rank.output
     here, there = (json.loads(hpctrain("inspect", name, "--json").stdout) for name in ("L", "R"))
     assert (there["step"], there["samples_seen"], there["world_size"]) == (40, here["samples_seen"], nodes)
     assert [(saved["step"], saved["intact"]) for saved in there["checkpoints"]] == [(40, True)]
@@ -227,7 +240,7 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
     words = ["cluster=slurm", "cluster.wait=true", "trainer.max_steps=3"]
     done = begin(*words, "nodes=2", "run_dir=R", *asked, *task)
     # this machine's torch is built without CUDA, and the sandbox's GPUs are files of another kind
-    without = begin(*words, "run_dir=on gpu", "nodes=2", "cluster.gpus_per_node=2", *QUICK)
+    without = begin(*words, "run_dir=on gpu", "cluster.gpus_per_node=2", *QUICK)
     shown = ["--", "sh", "-c", "echo GPUs $CUDA_VISIBLE_DEVICES"]
     program = begin("run", *words[:2], "run_dir=program", "cluster.gpus_per_node=2", *shown)
     misspelt = begin(*words, "run_dir=misspelt", "cluster.srun_args=['--no-such-option']")

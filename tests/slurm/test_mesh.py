@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from followed_run import FollowedRun
-from submitted_runs import STEPS, SubmittedRuns
 
 from hpctrain.files import TEMPORARY_PREFIX
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.submitted_runs import STEPS, SubmittedRuns
 
 FSDP = "parallel=fsdp"
 OFTEN = "checkpoint.every_steps=10"

@@ -6,10 +6,10 @@ import json
 import time
 
 import pytest
-from followed_run import FollowedRun
-from submitted_runs import STEPS, SubmittedRuns
 
 from hpctrain.attempt.notification import KILLED_S, SOON_S
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.submitted_runs import STEPS, SubmittedRuns
 
 
 def keeps(runs: SubmittedRuns, then: str = "true") -> str:

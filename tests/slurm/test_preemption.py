@@ -6,8 +6,9 @@ import shutil
 from typing import Any
 
 import pytest
-from followed_run import FollowedRun
-from submitted_runs import STEPS, SubmittedRuns
+
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.submitted_runs import STEPS, SubmittedRuns
 
 
 def assert_nothing_was_lost(run: FollowedRun) -> None:

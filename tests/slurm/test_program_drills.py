@@ -15,7 +15,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples/programs"
 CLUSTER = ("cluster=slurm", "cluster.cpus_per_process=1", "cluster.gpus_per_node=0")

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from followed_run import FollowedRun
-from submitted_runs import PROGRAMS, SubmittedRuns
+
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.submitted_runs import PROGRAMS, SubmittedRuns
 
 STEPS = 60
 SHELL = """\

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from submitted_runs import PROGRAMS, Straight
+
+from tests.slurm.programs.submitted_runs import PROGRAMS, Straight
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 PIPELINE = PROGRAMS / "pipeline.py"
 

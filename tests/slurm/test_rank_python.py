@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from followed_run import FollowedRun
-from submitted_runs import SubmittedRuns
 
 import hpctrain
 from hpctrain.startup import __version__
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.submitted_runs import SubmittedRuns
 
 PACKAGE = Path(hpctrain.__file__).parent
 ONE_STEP = "trainer.max_steps=1"

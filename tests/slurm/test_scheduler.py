@@ -16,7 +16,7 @@ from hpctrain.scheduler.job import JobState, SlurmJob, explain_held
 from hpctrain.scheduler.slurm import Slurm
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 
 def until(ask: Callable[[], SlurmJob | None], ready: Callable[[SlurmJob], bool], timeout: float = 120) -> SlurmJob:

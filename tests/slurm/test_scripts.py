@@ -17,8 +17,8 @@ from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
-    from fork_server import ForkServer
+    from tests.slurm.conftest import SlurmSandbox
+    from tests.support.fork_server import ForkServer
 
     Submit = Callable[..., str]
 

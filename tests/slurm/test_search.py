@@ -26,7 +26,7 @@ from hpctrain.search.algorithm import promotable
 from hpctrain.search.journal import JournalEvent, SearchDecision, read_journal
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
     Hpctrain = Callable[..., subprocess.CompletedProcess[str]]
 

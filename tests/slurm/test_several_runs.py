@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from followed_run import FollowedRun
-from submitted_runs import COMMON, PROGRAMS, STEPS, SubmittedRuns, submitters_variables
 
 from hpctrain.config.compose import Composer
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.job_records import JobRecords
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.submitted_runs import COMMON, PROGRAMS, STEPS, SubmittedRuns
 
 SCRIPT = """\
 #!/bin/bash
@@ -22,9 +22,8 @@ wait $! || wait $!
 
 
 @pytest.fixture
-def prepared(runs: SubmittedRuns, monkeypatch: pytest.MonkeyPatch):
+def prepared(runs: SubmittedRuns):
     """Makes runs of one node that aren't submitted."""
-    monkeypatch.syspath_prepend(PROGRAMS)
 
     def make(count: int, *words: str, pace_s: float = 0.1) -> list[FollowedRun]:
         found = [runs.new(pace_s) for _ in range(count)]
@@ -54,7 +53,7 @@ def submit(runs: SubmittedRuns, tmp_path: Path):
             *asked,
             str(script),
         ]
-        done = runs.sandbox.run(command, cwd=tmp_path, env=submitters_variables())
+        done = runs.sandbox.run(command, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         for run in runs.runs:
             run.job_id = done.stdout.strip()
@@ -64,7 +63,7 @@ def submit(runs: SubmittedRuns, tmp_path: Path):
 
 
 def hpctrain(runs: SubmittedRuns, *words: str) -> str:
-    done = runs.sandbox.run([sys.executable, "-m", "hpctrain", *words], cwd=runs.folder, env=submitters_variables())
+    done = runs.sandbox.run([sys.executable, "-m", "hpctrain", *words], cwd=runs.folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -16,15 +16,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from followed_run import FollowedRun
-from storm import Storm
-from submitted_runs import Straight, SubmittedRuns
 
 from hpctrain.drill.comparison import compare, read_result
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.storm import Storm
+from tests.slurm.programs.submitted_runs import Straight, SubmittedRuns
 
 STORM = int(os.environ.get("HPCTRAIN_SOAK_STRIKES") or 200)
 AT_ONCE = int(os.environ.get("HPCTRAIN_SOAK_AT_ONCE") or 5)

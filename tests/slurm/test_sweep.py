@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
     Hpctrain = Callable[..., subprocess.CompletedProcess[str]]
 

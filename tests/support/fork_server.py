@@ -25,16 +25,18 @@ from types import ModuleType
 
 from hpctrain.run.process import environ_replaced
 
+REPOSITORY = Path(__file__).parents[2]
+PROGRAMS = "tests.multiprocess.programs"
 TIMEOUT_S = 150.0
 INHERITED = ("SLURM", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "TORCHELASTIC", "HPCTRAIN")
 """Prefixes of variables that would tell a process that something else launched it."""
 PR_SET_PDEATHSIG = 1
 
 
-def clean_environment(*paths: Path) -> dict[str, str]:
-    """The environment for a run of its own: one thread, these folders importable, no launcher's variables."""
+def clean_environment() -> dict[str, str]:
+    """The environment for a run of its own: one thread, the programs of `tests` importable, no launcher's variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED)}
-    places = [*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]
+    places = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places), "PYTHONWARNINGS": "error"}
 
 
@@ -62,15 +64,17 @@ class ForkServer:
         self._processes: list[multiprocessing.Process] = []
         self._lock = threading.Lock()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["preloaded"])
-        places = f"{Path(__file__).parent}{os.pathsep}{variables['PYTHONPATH']}"
+        self._context.set_forkserver_preload(["tests.support.preloaded"])
         # of a process that is killed, what it printed stays
-        server = {"PYTHONPATH": places, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+        server = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         with environ_replaced(variables | server):
             forkserver.ensure_running()
 
     def start(self, target: str, *arguments: object, folder: Path | None = None, **variables: str) -> int:
-        """Start TARGET, MODULE:FUNCTION, and return the process's number."""
+        """Start TARGET, MODULE:FUNCTION, and return the process's number.
+
+        A module without a package is a program of tests/multiprocess.
+        """
         with self._lock:
             number = len(self._processes)
             order = (target, arguments, folder or self.home, self.variables | variables, self._files(number))
@@ -140,7 +144,7 @@ def _child(
     target: str, arguments: tuple[object, ...], folder: Path, variables: dict[str, str], files: tuple[Path, Path]
 ) -> None:
     """Call `target`, MODULE:FUNCTION, which returns an exit code or a result, as a process of its own."""
-    import preloaded
+    from tests.support import preloaded
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # with it, the server would outlive the tests as long as this process does
@@ -171,7 +175,8 @@ def _call(target: str, arguments: tuple[object, ...], result: Path) -> int:
     """Return the exit code of a function's process."""
     module, _, function = target.partition(":")
     try:
-        returned = getattr(importlib.import_module(module), function)(*arguments)
+        imported = importlib.import_module(module if "." in module else f"{PROGRAMS}.{module}")
+        returned = getattr(imported, function)(*arguments)
     except SystemExit as end:
         return int(end.code or 0)
     except BaseException:

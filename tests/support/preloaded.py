@@ -3,7 +3,6 @@
 import gc
 import sys
 
-import fork_server  # noqa: F401 - with the function that its processes call
 import torch
 
 import hpctrain.cli.resume
@@ -12,6 +11,7 @@ import hpctrain.launch.launcher
 import hpctrain.launch.local
 import hpctrain.train.attempt  # noqa: F401
 from hpctrain.config.compose import Composer
+from tests.support import fork_server  # noqa: F401 - with the function that its processes call
 
 SEARCH_PATH = list(sys.path)
 """Of the server; a process begins with that of the tests."""

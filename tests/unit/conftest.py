@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import sys
-from pathlib import Path
 
 import pytest
 
 from hpctrain.run.directory import RunDirectory
-
-# for the modules beside this one; last, since their siblings have common names
-sys.path.append(str(Path(__file__).parent))
-
-from fakes import Clock, FakeSlurm
+from tests.unit.fakes import Clock, FakeSlurm
 
 
 @pytest.fixture
@@ -36,7 +30,8 @@ def slurm(tmp_path, monkeypatch):
     """SLURM's commands without a cluster; the PATH has them too."""
     fake = FakeSlurm(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.environ["PATH"])
-    return fake
+    yield fake
+    assert fake.unplanned == []
 
 
 @pytest.fixture

@@ -1,36 +1,101 @@
-"""Stand-ins for SLURM and for the clock in unit tests. Standard library only: programs import this module too."""
+"""Stand-ins for SLURM and for the clock in unit tests."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import signal
+import shutil
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-UNREACHABLE = "Unable to contact slurm controller (connect failure)"
+from hpctrain.errors import SchedulerError
+from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.run.start_record import StartRecord
+from hpctrain.scheduler.command import SchedulerSilentError, UnknownJobError
+from tests.unit.slurm_programs import UNREACHABLE, KilledError, Programs, RefusedError
+
 COMMANDS = ("squeue", "scontrol", "sacct", "scancel", "sbatch", "srun")
 PROGRAM = """\
 #!{python} -SE
 import sys
 sys.path.insert(0, {folder!r})
-from fakes import main
+from tests.unit.slurm_programs import main
 main()
 """
 NODE = "NodeName={} State={} SlurmdStartTime={} Reason=None\n"
+NODES = ("n1", "n2")
+PLAYED = ("warning", "waits", "job", "nodes", "is_superseded", "hides", "stderr", "exit_code")
+"""Fields of a `Step` that the program reads; the others are files."""
 
 
 def manifest(step: int) -> bytes:
     """The manifest of an empty checkpoint: with it, a directory of that step is complete."""
-    from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, encode_manifest
-
     numbers = {"step": step, "samples_seen": 0, "world_size": 1, "time": 1.0, "files": {}}
     digests = {"config_digest": "", "weights_digest": ""}
     return encode_manifest({"format_version": FORMAT_VERSION, "algorithm": ALGORITHM, **numbers, **digests})
+
+
+def exit_record(rank: int, reason: str, step: int, **more: object) -> ExitRecord:
+    """The exit record of a rank, on the node of its number."""
+    return ExitRecord(**{"rank": rank, "host": f"n{rank + 1}", "reason": Reason(reason), "step": step} | more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One srun: what its ranks leave in the run directory, and what else a test sees of it.
+
+    Attributes:
+        warning: What srun prints on stderr first.
+        begun: The nodes of the ranks that record their start, by rank.
+        waits: Whether all that follows waits for `FakeSlurm.let_ranks_end`.
+        start: The step of the attempt's start record; None: the ranks don't get so far.
+        saves: The steps of their checkpoints.
+        exits: Their exit records.
+        job: What `scontrol show job` prints from then on; None: what it printed before.
+        nodes: As `job`, of `scontrol show node`.
+        is_superseded: Whether another supervisor claims the next attempt.
+        hides: A file of the run directory that becomes a broken link.
+        stderr: What srun prints on stderr last.
+        exit_code: Of srun.
+    """
+
+    warning: str = ""
+    begun: Mapping[int, str] = field(default_factory=lambda: dict(enumerate(NODES)))
+    waits: bool = False
+    start: int | None = None
+    saves: Sequence[int] = ()
+    exits: Sequence[ExitRecord] = ()
+    job: str | None = None
+    nodes: str | None = None
+    is_superseded: bool = False
+    hides: str = ""
+    stderr: str = ""
+    exit_code: int = 0
+
+    def write(self, folder: Path, attempt: int) -> None:
+        """Write the files of its ranks, and `step.json` for the program."""
+        begun, ended = (RunDirectory.at(folder / name) for name in ("begun", "ended"))
+        for directory in (begun, ended):
+            directory.attempt(attempt).mkdir(parents=True)
+        for rank, node in self.begun.items():
+            StartRecord(rank=rank, node=node, host=f"{node}.example", pid=1, time=1.0).write(begun.attempt(attempt))
+        if self.start is not None:
+            ledger = Ledger(ended, clock=lambda: 1.0)
+            ledger.start(attempt, job_id="7", nodes=NODES, world_size=2, step=self.start)
+        for step in self.saves:
+            ended.checkpoint(step).mkdir(parents=True)
+            (ended.checkpoint(step) / MANIFEST).write_bytes(manifest(step))
+        for record in self.exits:
+            record.write(ended.attempt(attempt))
+        (folder / "step.json").write_text(json.dumps({name: getattr(self, name) for name in PLAYED}))
 
 
 class Clock:
@@ -45,14 +110,6 @@ class Clock:
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self.now += seconds
-
-
-class RefusedError(Exception):
-    """A command failed: its message on stderr."""
-
-
-class KilledError(Exception):
-    """SIGTERM ended a command."""
 
 
 class FakeSlurm:
@@ -72,7 +129,7 @@ class FakeSlurm:
         self._lock = threading.Lock()
         home.mkdir(exist_ok=True)
         for name in COMMANDS:
-            self._install(name, PROGRAM.format(python=sys.executable, folder=str(Path(__file__).parent)))
+            self._install(name, PROGRAM.format(python=sys.executable, folder=str(Path(__file__).parents[2])))
         self.queue()
         self.run_steps()
         self.environ = {
@@ -99,15 +156,15 @@ class FakeSlurm:
         """The jobs that squeue knows: fields by job id, which is written j12_3 for 12_3."""
         (self.home / "queue.json").write_text(json.dumps({name[1:]: fields for name, fields in jobs.items()}))
 
-    def plan(self, *attempts: Mapping[str, object]) -> None:
-        """What srun does in each attempt; see `_Programs.srun`."""
-        # the program has no package: it gets the manifests of its checkpoints from here
-        steps = {int(str(step)) for act in attempts for step in act.get("saves", ())}  # type: ignore[attr-defined]
-        (self.home / "manifests.json").write_text(json.dumps({step: manifest(step).decode() for step in steps}))
-        (self.home / "plan.json").write_text(json.dumps(attempts))
+    def plan(self, *steps: Step, first: int = 1) -> None:
+        """Let srun play these steps, one per attempt from the attempt `first` on."""
+        for attempt, step in enumerate(steps, start=first):
+            folder = self.home / "plan" / f"{attempt:04d}"
+            shutil.rmtree(folder, ignore_errors=True)
+            step.write(folder, attempt)
 
     def let_ranks_end(self) -> None:
-        """End the steps whose plan has `waits`."""
+        """End the steps that wait."""
         (self.home / "go").touch()
 
     def config(self, **settings: object) -> None:
@@ -190,6 +247,11 @@ class FakeSlurm:
         return self._lines("steps")
 
     @property
+    def unplanned(self) -> list[str]:
+        """The attempts for which srun was started although no step was planned."""
+        return self._lines("unplanned")
+
+    @property
     def watched(self) -> str:
         """What the watched file held at the last scancel."""
         return (self.home / "watched").read_text()
@@ -202,12 +264,9 @@ class FakeSlurm:
         Raises:
             SchedulerError: as that function does.
         """
-        from hpctrain.errors import SchedulerError
-        from hpctrain.scheduler.command import SchedulerSilentError, UnknownJobError
-
         try:
             with self._lock:
-                return str(getattr(_Programs(self.home), arguments[0])(*arguments[1:]))
+                return str(getattr(Programs(self.home), arguments[0])(*arguments[1:]))
         except KilledError:
             raise SchedulerSilentError(f"{arguments[0]}: ended by SIGTERM, without an answer") from None
         except RefusedError as error:
@@ -226,170 +285,3 @@ class FakeSlurm:
     def _lines(self, name: str) -> list[str]:
         path = self.home / name
         return path.read_text().splitlines() if path.exists() else []
-
-
-class _Programs:
-    """The commands: each method returns what its command prints."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-
-    def squeue(self, *words: str) -> str:
-        options = dict(word.lstrip("-").partition("=")[::2] for word in words)
-        self._record("questions", str(options.get("jobs")))
-        self._answer_or_not("squeue")
-        if "steps" in options:
-            name = (self.home / "step_name").read_text()
-            steps = json.loads((self.home / "running_steps.json").read_text())
-            others = f"{options['jobs']}.90|bash\n{options['jobs']}.batch|batch\n"
-            return others + "".join(f"{step}|{name}\n" for step in steps)
-        jobs, asked = json.loads((self.home / "queue.json").read_text()), options["jobs"].split(",")
-        if len(asked) == 1 and asked[0] not in jobs:
-            raise RefusedError("slurm_load_jobs error: Invalid job id specified")
-        rows = []
-        for job_id in asked:
-            if job_id in jobs:
-                known = {**dict.fromkeys(["JobID", "RestartCnt", "Requeue"], "0"), "JobArrayID": job_id}
-                columns = [item.partition(":") for item in options["Format"].split(",")]
-                rows.append("".join((known | jobs[job_id]).get(name, "N/A") + end for name, _, end in columns) + "\n")
-        return "".join(rows)
-
-    def scontrol(self, *options_and_words: str) -> str:
-        words = [word for word in options_and_words if not word.startswith("-")]
-        self._answer_or_not("scontrol")
-        if words[0] == "requeue":
-            self._record("requeued", words[1])
-            if self._once("kills"):
-                raise KilledError
-            if (self.home / "refuses").exists():
-                raise RefusedError(f"Requested operation is presently disabled for job {words[1]}")
-            return ""
-        if words[0] == "update":
-            self._record("updated", " ".join(words[1:]))
-            if (self.home / "refuses_updates").exists():
-                raise RefusedError(f"Job is no longer pending execution for job {words[1].partition('=')[2]}")
-            return ""
-        if words[1] == "config":
-            path = self.home / "config"
-            self._record("asked_config", words[1])
-            return path.read_text() if path.exists() else "MaxArraySize            = 1001\n"
-        answer = (self.home / {"job": "job", "node": "nodes"}[words[1]]).read_text()
-        if not answer:
-            raise RefusedError(f"slurm_load_jobs error: {UNREACHABLE}")
-        return answer + "\n"
-
-    def sacct(self, *words: str) -> str:
-        raise RefusedError("Slurm accounting storage is disabled")
-
-    def scancel(self, *words: str) -> str:
-        watched = self.home / "watch"
-        if watched.exists():
-            (self.home / "watched").write_text(Path(watched.read_text()).read_text())
-        self._answer_or_not("scancel")
-        self._record("cancelled", " ".join(words))
-        if words[0].startswith("--signal="):
-            return self._signal_step(*words)
-        path = self.home / "queue.json"
-        jobs = json.loads(path.read_text())
-        for job_id in words:
-            jobs.setdefault(job_id, {})["State"] = "CANCELLED"
-        path.write_text(json.dumps(jobs))
-        return ""
-
-    def _signal_step(self, option: str, step: str) -> str:
-        path = self.home / "running_steps.json"
-        steps = json.loads(path.read_text())
-        if step not in steps:
-            raise RefusedError(f"Kill job error on job step id {step}: Invalid job id specified")
-        if steps[step] == option.partition("=")[2]:
-            del steps[step]
-        path.write_text(json.dumps(steps))
-        return ""
-
-    def sbatch(self, *words: str) -> str:
-        self._answer_or_not("sbatch")
-        self._record("submitted", Path(words[-1]).read_text())
-        return "Submitted batch job 8\n"
-
-    def srun(self, *words: str) -> str:
-        """Play the ranks of an attempt, by a plan for it; all keys may be missing.
-
-        warns: printed on stderr first; places: by rank, its node, or null for one that never begins (by default they
-        are on the step's nodes in turn); waits: until `let_ranks_end`; start: the step of the ledger's start entry;
-        saves: steps of checkpoints; ranks: by rank the reason, step and further fields of its exit record; job, nodes:
-        what scontrol prints from then on; touches: folders of the run directory to make; hides: a file of it to
-        replace by a broken link; says: printed on stderr last; code: the exit code.
-        """
-        run, attempt = Path(words[-1]), int(os.environ["HPCTRAIN_CLAIM"])
-        self._record("steps", " ".join(word for word in words if "no" in word or "--mem" in word))
-        plan = json.loads((self.home / "plan.json").read_text())
-        act = plan[min(attempt, len(plan)) - 1]
-        print(act.get("warns", ""), end="", file=sys.stderr, flush=True)
-        self._begin_ranks(run / "attempts" / f"{attempt:04d}", words, act.get("places", {}))
-        if "waits" in act:
-            self._wait_for("go")
-        if act.get("start") is not None:
-            entry = {"event": "start", "attempt": attempt, "job_id": "7", "nodes": ["n1", "n2"], "world_size": 2}
-            with (run / "attempts.jsonl").open("a") as ledger:
-                print(json.dumps(entry | {"step": act["start"], "time": 1.0}), file=ledger)
-        for step in act.get("saves", ()):
-            path = run / "checkpoints" / f"step_{step:08d}"
-            path.mkdir(parents=True, exist_ok=True)
-            (path / "manifest.json").write_text(json.loads((self.home / "manifests.json").read_text())[str(step)])
-        for rank, (reason, step, more) in act.get("ranks", {}).items():
-            record = {"rank": int(rank), "host": f"n{int(rank) + 1}", "reason": reason, "step": step, **more}
-            (run / "attempts" / f"{attempt:04d}" / f"rank_{rank}.json").write_text(json.dumps(record))
-        for name in {"job", "nodes"} & act.keys():
-            (self.home / name).write_text(act[name])
-        for path in act.get("touches", ()):
-            (run / path).mkdir()
-        if "hides" in act:
-            hidden = run / act["hides"]
-            hidden.rename(hidden.with_suffix(".hidden"))
-            hidden.symlink_to(f"gone/{act['hides']}")
-        print(act.get("says", ""), end="", file=sys.stderr, flush=True)
-        sys.exit(act.get("code", 0))
-
-    def _begin_ranks(self, claim: Path, words: Sequence[str], places: Mapping[str, str | None]) -> None:
-        options = dict(word.partition("=")[::2] for word in words if word.startswith("--"))
-        nodes = [f"n{number + 1}" for number in range(int(options["--nodes"]))]
-        nodes = options["--nodelist"].split(",") if "--nodelist" in options else nodes
-        per_node = int(options["--ntasks-per-node"])
-        for rank in range(min(int(options["--ntasks"]), len(nodes) * per_node)):
-            if (node := places.get(str(rank), nodes[rank // per_node])) is not None:
-                record = {"rank": rank, "node": node, "host": f"{node}.example", "pid": 1, "time": 1.0}
-                (claim / f"start_{rank}.json").write_text(json.dumps(record))
-
-    def _wait_for(self, name: str) -> None:
-        deadline = time.monotonic() + 150  # its test has failed by then
-        while not (self.home / name).exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def _answer_or_not(self, command: str) -> None:
-        path = self.home / f"silent_{command}"
-        left = int(path.read_text()) if path.exists() else 0
-        if left:
-            path.write_text(str(left - 1))
-            raise RefusedError(f"{command}: error: {UNREACHABLE}")
-
-    def _once(self, name: str) -> bool:
-        """Whether the state has this file, which goes."""
-        with contextlib.suppress(FileNotFoundError):
-            (self.home / name).unlink()
-            return True
-        return False
-
-    def _record(self, name: str, line: str) -> None:
-        with (self.home / name).open("a") as record:
-            print(line, file=record)
-
-
-def main() -> None:
-    """Be the program by whose name this process was started."""
-    program = Path(sys.argv[0])
-    try:
-        print(getattr(_Programs(program.parent), program.name)(*sys.argv[1:]), end="")
-    except KilledError:
-        signal.raise_signal(signal.SIGTERM)
-    except RefusedError as error:
-        sys.exit(str(error))

@@ -15,7 +15,7 @@ from hpctrain.data.fetch import TensorBatches
 from hpctrain.tasks.task import Task
 from hpctrain.train.batch_trial import main
 
-WORDS = ("task=custom", "task._target_=greedy.Greedy", "cluster.gpus_per_node=0")
+WORDS = ("task=custom", "task._target_=tests.unit.greedy.Greedy", "cluster.gpus_per_node=0")
 
 
 class Greedy(Task):

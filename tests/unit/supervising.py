@@ -1,4 +1,4 @@
-"""What the tests of the supervisor and of its parts share: SLURM's answers, plans for srun, and waiting."""
+"""What the tests of the supervisor and of its parts share: SLURM's answers, steps for srun, and waiting."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import threading
 import time
 from pathlib import Path
 
+from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Ledger
 from hpctrain.supervise.signals import watch_signals
+from tests.unit.fakes import Step, exit_record
 
 ABORTED = "srun: Job step aborted: Waiting up to 22 seconds for job step to finish.\n"
 CAPTURED = (Path(__file__).parent / "attempt" / "captured" / "stops.txt").read_text()
@@ -19,13 +21,19 @@ STOPS = dict(re.findall(r"=== (\w+) [^\n]*\n(.*?)(?=\n=== |\Z)", CAPTURED, re.DO
 RUNNING = re.sub(r" EndTime=\d+", f" EndTime={int(time.time()) + 86_400}", STOPS["peer_died"])
 
 
-def all_ranks(reason: str, step: int, **more: object) -> dict[str, object]:
-    """The same exit record of both ranks, for a plan of srun."""
-    return {"0": (reason, step, more), "1": (reason, step, more)}
+def all_ranks(reason: str, step: int, **more: object) -> list[ExitRecord]:
+    """The same exit record of both ranks."""
+    return [exit_record(rank, reason, step, **more) for rank in range(2)]
 
 
-COMPLETES = {"start": 0, "ranks": all_ranks("completed", 80), "saves": [80]}
-KILLED = {"start": 0, "saves": [10], "says": "srun: error: n2: task 1: Killed\n", "code": 137}
+def ends(reason: str, step: int, *, start: int = 0, **more: object) -> Step:
+    """A step whose ranks all end in this way; what they trained is saved, unless they failed."""
+    saves = (step,) if step > start and reason != "failed" else ()
+    return Step(**{"start": start, "saves": saves, "exits": all_ranks(reason, step)} | more)
+
+
+COMPLETES = ends("completed", 80)
+KILLED = Step(start=0, saves=[10], stderr="srun: error: n2: task 1: Killed\n", exit_code=137)
 
 
 def story(supervisor):

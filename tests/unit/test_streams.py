@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from full_disk import full_disk, small_disk
 
 from hpctrain.streams import (
     LogFile,
@@ -18,6 +17,7 @@ from hpctrain.streams import (
     missing_output_discarded,
     open_log,
 )
+from tests.support.full_disk import full_disk, small_disk
 
 
 def closed():

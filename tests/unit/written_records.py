@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from fakes import manifest
+from tests.unit.fakes import manifest
 
 START = {
     "event": "start",

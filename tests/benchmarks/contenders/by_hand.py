@@ -3,7 +3,8 @@
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from workload import Workload
+
+from tests.benchmarks.contenders.workload import Workload
 
 work = Workload()
 model = work.model()

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import torch
-from gpu_workload import GpuWorkload
+
+from tests.benchmarks.contenders.gpu_workload import GpuWorkload
 
 work = GpuWorkload()
 device, kind = work.device, work.kind

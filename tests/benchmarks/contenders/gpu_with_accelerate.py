@@ -4,7 +4,8 @@ import os
 
 import torch
 from accelerate import Accelerator
-from gpu_workload import GpuWorkload
+
+from tests.benchmarks.contenders.gpu_workload import GpuWorkload
 
 work = GpuWorkload()
 kind = work.kind

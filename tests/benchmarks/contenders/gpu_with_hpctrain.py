@@ -3,11 +3,10 @@
 import os
 import sys
 
-from gpu_workload import GpuWorkload
-
 from hpctrain.data.fetch import TensorBatches
 from hpctrain.tasks.task import Task
 from hpctrain.train.checkpointing import Checkpointing
+from tests.benchmarks.contenders.gpu_workload import GpuWorkload
 
 WORK = GpuWorkload()
 

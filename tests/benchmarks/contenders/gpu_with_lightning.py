@@ -5,9 +5,10 @@ import os
 import warnings
 
 import torch
-from gpu_workload import GpuWorkload
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
+
+from tests.benchmarks.contenders.gpu_workload import GpuWorkload
 
 work = GpuWorkload()
 kind = work.kind

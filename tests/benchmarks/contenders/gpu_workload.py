@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.flop_counter import FlopCounterMode
-from workload import started_s
 
 from hpctrain.models.gpt import GPT
 from hpctrain.models.resnet import ResNet
 from hpctrain.train.profiling.flops import peak_flops
+from tests.benchmarks.contenders.workload import started_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 import torch
 from accelerate import Accelerator
-from workload import Workload
+
+from tests.benchmarks.contenders.workload import Workload
 
 work = Workload()
 accelerator = Accelerator(cpu=True)

@@ -2,7 +2,8 @@
 
 import torch
 from lightning.fabric import Fabric
-from workload import Workload
+
+from tests.benchmarks.contenders.workload import Workload
 
 work = Workload()
 fabric = Fabric(accelerator="cpu", devices=work.world_size, strategy="ddp" if work.world_size > 1 else "auto")

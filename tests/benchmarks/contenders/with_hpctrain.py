@@ -3,10 +3,9 @@
 import os
 import sys
 
-from workload import Workload
-
 from hpctrain.data.fetch import TensorBatches
 from hpctrain.tasks.task import Task
+from tests.benchmarks.contenders.workload import Workload
 
 WORK = Workload()
 

@@ -7,7 +7,8 @@ import warnings
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
-from workload import Workload
+
+from tests.benchmarks.contenders.workload import Workload
 
 LOGGING = os.environ.get("LOGGING") == "1"
 work = Workload()

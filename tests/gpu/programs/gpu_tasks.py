@@ -12,18 +12,18 @@ from torch import nn
 from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_weight
 from torch.utils.data import Dataset
-from trial import CLASSES, Trial
 
 from hpctrain.data import TensorBatches
 from hpctrain.tasks.digits import Digits
 from hpctrain.tasks.text import Text
+from tests.multiprocess.programs.trial import CLASSES, Trial
 
 DEVICE = os.environ.get("HPCTRAIN_GPU_TESTS_DEVICE", "cuda")
 """With `cpu`, faults of the device are imitated, so that the tests of them can be rehearsed without one."""
 ON_CPU = DEVICE == "cpu"
 FEW_STEPS = (
     "task=custom",
-    "task._target_=gpu_tasks.Pictures",
+    "task._target_=tests.gpu.programs.gpu_tasks.Pictures",
     "trainer.global_batch_size=16",
     "trainer.max_steps=14",
     "trainer.max_epochs=null",

@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import torch
-from gpu_tasks import DEVICE, ON_CPU, synchronize
 
 import hpctrain
+from tests.gpu.programs.gpu_tasks import DEVICE, ON_CPU, synchronize
 
 WORDS = {
     "task": "custom",
-    "task._target_": "gpu_tasks.Pictures",
+    "task._target_": "tests.gpu.programs.gpu_tasks.Pictures",
     "+task.dropout": 0.3,
     "trainer.max_steps": 8,
     "trainer.max_epochs": None,

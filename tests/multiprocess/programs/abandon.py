@@ -5,13 +5,12 @@ import os
 import signal
 from pathlib import Path
 
-from trial import Noisy, table
-
 from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.workers import Workers
+from tests.multiprocess.programs.trial import Noisy, table
 
 
 def main(path, start_method):

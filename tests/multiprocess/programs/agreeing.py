@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 
-from gloo_world import joined
-
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
+from tests.multiprocess.programs.gloo_world import joined
 
 
 class Request(StopRequest):

@@ -11,10 +11,10 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from other_user import become
 from torch._C._distributed_c10d import TCPStore
 
 from hpctrain.rank.private_folder import FILE_NAME
+from tests.multiprocess.programs.other_user import become
 
 NOBODY = 65_534
 

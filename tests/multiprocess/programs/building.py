@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from sharded_saves import meet_others
 from torch import nn
-from trial import Trial, network
 
 from hpctrain.config.stored import load
 from hpctrain.parallel.local_part import local_part
@@ -16,6 +14,8 @@ from hpctrain.rank.determinism import seed_everything
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.build import build_model, build_trained_task
 from hpctrain.train.training import build
+from tests.multiprocess.programs.sharded_saves import meet_others
+from tests.multiprocess.programs.trial import Trial, network
 
 
 class Kept(nn.Module):

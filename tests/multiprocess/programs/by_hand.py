@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from trial import network, table
 
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.rank.determinism import rank_seed
+from tests.multiprocess.programs.trial import network, table
 
 
 def train(path, rank, size, *, samples, steps, batch, micro, drop_last=False, seed=0, clip=None, **options):

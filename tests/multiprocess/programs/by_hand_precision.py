@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from trial import network, table
 
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.rank.determinism import rank_seed
+from tests.multiprocess.programs.trial import network, table
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 WEIGHTS = {"bf16_pure": torch.bfloat16, "fp16_master": torch.float16}

@@ -8,13 +8,13 @@ import math
 import numpy as np
 import torch
 import torch.distributed as dist
-from rivals import Pair, critic_loss, generator_loss
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from trial import network, table
 
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.rank.determinism import rank_seed
+from tests.multiprocess.programs.rivals import Pair, critic_loss, generator_loss
+from tests.multiprocess.programs.trial import network, table
 
 
 def rank_batches(rank, size, *, samples, steps, batch, micro):

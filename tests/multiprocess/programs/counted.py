@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from doubled import Doubled
 from torch.utils.data import IterableDataset
 
 from hpctrain.parallel.local_part import whole
 from hpctrain.tasks import Metric, PerSample
+from tests.multiprocess.programs.doubled import Doubled
 
 
 class Total(Metric):

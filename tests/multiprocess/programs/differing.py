@@ -7,10 +7,8 @@ import time
 
 import numpy as np
 import torch
-from gloo_world import joined
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
-from trial import FEATURES, Trial
 
 from hpctrain.data import ShardedStream, ShuffledStream
 from hpctrain.data.workers import Workers
@@ -18,6 +16,8 @@ from hpctrain.errors import TaskError
 from hpctrain.tasks import Metric
 from hpctrain.train.rank_comparison import RankComparison, SampleCheck
 from hpctrain.train.task_metrics import TaskMetrics
+from tests.multiprocess.programs.gloo_world import joined
+from tests.multiprocess.programs.trial import FEATURES, Trial
 
 
 class Total(Metric):

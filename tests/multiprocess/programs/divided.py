@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from doubled import LENGTH, VOCABULARY, Doubled
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import cross_entropy
-from trial import Trial
 
 from hpctrain.models.gpt import GPT
+from tests.multiprocess.programs.doubled import LENGTH, VOCABULARY, Doubled
+from tests.multiprocess.programs.trial import Trial
 
 
 class Divided(Trial, Doubled):

@@ -7,7 +7,6 @@ import os
 import signal
 
 import torch
-from gloo_world import joined
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -26,6 +25,7 @@ from hpctrain.train.evaluation import Evaluation, EvaluationPass
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_metrics import build_metrics
 from hpctrain.train.task_state import TaskState
+from tests.multiprocess.programs.gloo_world import joined
 
 
 class Numbers(Dataset):

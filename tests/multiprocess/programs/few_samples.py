@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from gloo_world import joined
-from trial import Trial
-
 from hpctrain.config.compose import Composer
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.parallel.all_gather import all_gather_with_grad
 from hpctrain.train.profiling.flops import flops_by_trial
 from hpctrain.train.training import build
+from tests.multiprocess.programs.gloo_world import joined
+from tests.multiprocess.programs.trial import Trial
 
-WORDS = ("task=custom", "task._target_=few_samples.Together", "trainer.global_batch_size=8", "trainer.max_steps=1")
+WORDS = (
+    "task=custom",
+    "task._target_=tests.multiprocess.programs.few_samples.Together",
+    "trainer.global_batch_size=8",
+    "trainer.max_steps=1",
+)
 
 
 class Together(Trial):

@@ -1,11 +1,11 @@
 """A loss over the samples of all ranks, each with its share, and the same on one rank with all of them."""
 
 import torch
-from gloo_world import joined
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.parallel.all_gather import all_gather_with_grad
+from tests.multiprocess.programs.gloo_world import joined
 
 
 def gradients():

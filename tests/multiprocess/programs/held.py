@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from trial import Noisy, Trial, table
+from tests.multiprocess.programs.trial import Noisy, Trial, table
 
 
 class HeldSamples(Noisy):

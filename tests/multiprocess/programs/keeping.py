@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from trial import CLASSES, FEATURES, Trial
+
+from tests.multiprocess.programs.trial import CLASSES, FEATURES, Trial
 
 
 class Backbone(nn.Sequential):

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.utils.data import get_worker_info
-from trial import Trial, table
 
 import hpctrain
 from hpctrain.data import TensorBatches
+from tests.multiprocess.programs.trial import Trial, table
 
 ASSERTED = (
     "CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in https://docs.nvidia.com/cuda for more"

@@ -6,9 +6,9 @@ import os
 import signal
 
 import torch
-from trial import Trial
 
 from hpctrain.tasks import Metric, PerSample
+from tests.multiprocess.programs.trial import Trial
 
 
 class Confusion(Metric):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from trial import Trial
+
+from tests.multiprocess.programs.trial import Trial
 
 
 class Memories(nn.Module):

@@ -7,11 +7,11 @@ import os
 import pickle
 
 import torch
-from gloo_world import joined
 
 from hpctrain.checkpoint.rng import rng_state
 from hpctrain.errors import RendezvousError
 from hpctrain.rank import world as world_module
+from tests.multiprocess.programs.gloo_world import joined
 
 
 def be_rank():

@@ -6,10 +6,10 @@ import os
 import signal
 
 import torch
-from rivals import Rivals
-from trial import Trial
 
 from hpctrain.metrics import tensorboard
+from tests.multiprocess.programs.rivals import Rivals
+from tests.multiprocess.programs.trial import Trial
 
 # every record, and not ten a second: runs that are compared must have the same
 tensorboard._PAUSE_S = 0.0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import command
-
 from hpctrain.config import checks
+from tests.multiprocess.programs import command
 
 WITHOUT_GPU = tuple(entry for entry in checks.NEEDS_GPU if entry[0] != "parallel.cpu_offload")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from trial import Trial
-
 from hpctrain.files import write_atomic
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
+from tests.multiprocess.programs.trial import Trial
 
 
 class Overtaken(Trial):

@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 import torch
-from divided import Divided, Single
-from doubled import VOCABULARY
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
+
+from tests.multiprocess.programs.divided import Divided, Single
+from tests.multiprocess.programs.doubled import VOCABULARY
 
 
 class Piped(Divided):

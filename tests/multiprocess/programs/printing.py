@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trial import Trial
+from tests.multiprocess.programs.trial import Trial
 
 
 class Printing(Trial):

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
-from trial import Trial, table
 
 from hpctrain.data import BucketOrder, ShardedStream, ShuffledStream, TarDataset, TensorBatches
 from hpctrain.models.gpt import GPT
 from hpctrain.tasks.tokens import Tokens
+from tests.multiprocess.programs.trial import Trial, table
 
 SAMPLES = 48
 STREAMS = 4

@@ -4,7 +4,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from trial import Trial
+from tests.multiprocess.programs.trial import Trial
 
 
 class Refusing(Trial):

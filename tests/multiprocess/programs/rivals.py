@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
-from trial import FEATURES, Trial, network, table
 
 from hpctrain.data import TensorBatches
+from tests.multiprocess.programs.trial import FEATURES, Trial, network, table
 
 NOISE = 4
 

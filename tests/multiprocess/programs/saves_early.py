@@ -1,8 +1,7 @@
 """A task whose runs make the first save of checkpoint.auto as soon as the ranks agree on one."""
 
-from trial import Trial
-
 from hpctrain.train import checkpointing
+from tests.multiprocess.programs.trial import Trial
 
 
 class SavesEarly(Trial):

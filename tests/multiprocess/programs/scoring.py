@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 
 import torch
-from evaluating import Numbers, Stream, loader_of, pass_of
-from gloo_world import joined
 from torch import nn
 
 from hpctrain.config.precision import FORMATS
@@ -15,6 +13,8 @@ from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.tasks import Metric, PerSample, Task
 from hpctrain.train.evaluation import Evaluation
+from tests.multiprocess.programs.evaluating import Numbers, Stream, loader_of, pass_of
+from tests.multiprocess.programs.gloo_world import joined
 
 KINDS = {"numbers": Numbers, "stream": Stream}
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
 
-import command
+from tests.multiprocess.programs import command
 
 SENT = "sent.jsonl"
 PHASES = {

@@ -11,7 +11,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from trial import Trial
+
+from tests.multiprocess.programs.trial import Trial
 
 
 class Slow(Trial):

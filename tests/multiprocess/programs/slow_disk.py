@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from trial import Trial
+from tests.multiprocess.programs.trial import Trial
 
 
 class SlowDisk(Trial):

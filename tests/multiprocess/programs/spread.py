@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from torch import nn
-from trial import Trial
+
+from tests.multiprocess.programs.trial import Trial
 
 
 class Halves(nn.Module):

@@ -2,14 +2,12 @@
 
 import os
 import signal
-import sys
 import warnings
 
-import command
-from gallery import EXAMPLES
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-sys.path.insert(0, str(EXAMPLES))
+from tests.multiprocess.programs import command
+
 # peft uses what transformers deprecates
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"(peft|transformers)\b")
 

@@ -1,7 +1,8 @@
 """A task whose model can't be saved, because of an error without a message."""
 
 from torch import nn
-from trial import Trial
+
+from tests.multiprocess.programs.trial import Trial
 
 
 class Unsaveable(nn.Module):

@@ -6,7 +6,8 @@ import os
 
 import torch
 from torch import nn
-from trial import Trial
+
+from tests.multiprocess.programs.trial import Trial
 
 
 class Unused(Trial):

@@ -16,7 +16,7 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt, Ledger
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 TIMEOUT_S = 120.0
 ASK_EVERY_S = 2.0

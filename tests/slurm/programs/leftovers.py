@@ -11,14 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from followed_run import FollowedRun
-
 from hpctrain.cli.inspect import main as inspect
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.files import TEMPORARY_PREFIX
+from tests.slurm.programs.followed_run import FollowedRun
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 OF_THE_NODE = {"sleep", "slurmd", "slurmstepd"}
 """The first process of a node, SLURM's daemon, and what of it reports a step's end: for minutes, to a job script that

@@ -22,7 +22,7 @@ def main(run_dir: str, pace: str = "") -> None:
             "cluster": "slurm",
             "nodes": 2,
             "task": "custom",
-            "task._target_": "scripted_task.ScriptedTask",
+            "task._target_": "tests.slurm.programs.scripted_task.ScriptedTask",
             "task.eval_samples": 16,
             "task.pace": pace,
             "run_dir": run_dir,

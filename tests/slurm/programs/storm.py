@@ -12,15 +12,14 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from followed_run import FINISHED, FollowedRun
-from strikes import STRIKES, Strike, Striker, StruckRun
-from submitted_runs import SubmittedRuns, submitters_variables
-
 from hpctrain.files import read_json_lines
 from hpctrain.run.job_records import JobRecords
+from tests.slurm.programs.followed_run import FINISHED, FollowedRun
+from tests.slurm.programs.strikes import STRIKES, Strike, Striker, StruckRun
+from tests.slurm.programs.submitted_runs import SubmittedRuns
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 STEPS = 400
 PACE_S = 0.15
@@ -248,7 +247,7 @@ class Storm:
         with self._lock:
             self.administrator.acts[f"resume ({left_by})"] += 1
         command = [sys.executable, "-m", "hpctrain", "resume", str(struck.run.directory.path)]
-        done = self.sandbox.run(command, cwd=self.runs.folder, env=submitters_variables())
+        done = self.sandbox.run(command, cwd=self.runs.folder)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _is(self, run: FollowedRun, moment: str) -> bool:

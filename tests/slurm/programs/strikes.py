@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from followed_run import FollowedRun
+from tests.slurm.programs.followed_run import FollowedRun
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 SUPERVISORS = 3
 """New ones that the batch script's shell starts in an allocation."""

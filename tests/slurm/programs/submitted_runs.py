@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,17 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from disk import Disk
-from followed_run import TIMEOUT_S, FollowedRun
-
 from hpctrain.launch.local import free_port, rank_variables
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
+from tests.slurm.programs.disk import Disk
+from tests.slurm.programs.followed_run import TIMEOUT_S, FollowedRun
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
-    from fork_server import ForkServer
+    from tests.slurm.conftest import SlurmSandbox
+    from tests.support.fork_server import ForkServer
 
 PROGRAMS = Path(__file__).parent
 BY_HAND = PROGRAMS.parents[2] / "slurm" / "train.sbatch"
@@ -31,7 +29,7 @@ PACE_S = 0.3
 COMMON = (
     *(
         "task=custom",
-        "task._target_=scripted_task.ScriptedTask",
+        "task._target_=tests.slurm.programs.scripted_task.ScriptedTask",
         "trainer.global_batch_size=8",
         f"trainer.max_steps={STEPS}",
     ),
@@ -82,7 +80,7 @@ class SubmittedRuns:
 
     def submit(self, run: FollowedRun, *words: str, nodes: int = 2) -> None:
         """Submit a run, or submit it again."""
-        done = self.sandbox.run(self._command(run, words, nodes), cwd=self.folder, env=submitters_variables())
+        done = self.sandbox.run(self._command(run, words, nodes), cwd=self.folder)
         assert done.returncode == 0, done.stdout + done.stderr
         run.job_id = run.newest_job
 
@@ -92,7 +90,7 @@ class SubmittedRuns:
         # a copy of the pace, with the code, would keep its first value
         code = "code.exclude=[*.pace]"
         typed = [sys.executable, "-m", "hpctrain", "run", *own, code, *words, "--", *command]
-        done = self.sandbox.run(typed, cwd=self.folder, env=submitters_variables())
+        done = self.sandbox.run(typed, cwd=self.folder)
         assert done.returncode == 0, done.stdout + done.stderr
         run.job_id = run.newest_job
 
@@ -106,7 +104,7 @@ class SubmittedRuns:
         own = (f"run_dir={home}", "cluster=slurm", f"+task.pace={','.join(str(run.pace) for run in runs)}")
         command = [sys.executable, "-m", "hpctrain", "-m", *COMMON, *own, *words]
         self.runs += runs
-        done = self.sandbox.run(command, cwd=self.folder, env=submitters_variables())
+        done = self.sandbox.run(command, cwd=self.folder)
         assert done.returncode == 0, done.stdout + done.stderr
         for run in runs:
             run.job_id = run.newest_job
@@ -117,7 +115,7 @@ class SubmittedRuns:
         run = self.new()
         own = (f"run_dir={run.directory.path}", f"+task.pace={run.pace}")
         command = ["sbatch", "--parsable", f"--output={self.folder}/by_hand.log", *options, str(BY_HAND), *COMMON, *own]
-        environ = {**submitters_variables(), "HPCTRAIN_PYTHON": sys.executable}
+        environ = {"HPCTRAIN_PYTHON": sys.executable}
         done = self.sandbox.run(command, cwd=self.folder, env=environ)
         assert done.returncode == 0, done.stderr
         run.job_id = done.stdout.strip()
@@ -130,7 +128,7 @@ class SubmittedRuns:
         """Submit a run with a command that waits for its end: the run, and a function for the command's exit code."""
         run = self.new(pace_s)
         command = self._command(run, ("cluster.wait=true", *words), nodes)
-        environ = {**self.sandbox.environ, **submitters_variables()}
+        environ = self.sandbox.environ
         with (
             (self.folder / "waiting").open("w") as output,
             subprocess.Popen(command, cwd=self.folder, env=environ, stdout=output, stderr=output) as process,
@@ -143,12 +141,6 @@ class SubmittedRuns:
     def _command(self, run: FollowedRun, words: Sequence[str], nodes: int) -> list[str]:
         own = (f"run_dir={run.directory.path}", f"+task.pace={run.pace}", f"nodes={nodes}", "cluster=slurm")
         return [sys.executable, "-m", "hpctrain", *COMMON, *own, *words]
-
-
-def submitters_variables() -> dict[str, str]:
-    """PYTHONPATH with the folder of these programs."""
-    places = [str(PROGRAMS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(places)}
 
 
 class Straight:

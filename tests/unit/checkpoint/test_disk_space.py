@@ -6,8 +6,6 @@ import errno
 import os
 
 import pytest
-from fakes import manifest
-from full_disk import small_disk
 
 from hpctrain.checkpoint.retention import (
     KEEP_FEWER,
@@ -24,6 +22,8 @@ from hpctrain.files import write_json
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from tests.support.full_disk import small_disk
+from tests.unit.fakes import manifest
 
 TOO_MUCH = 10**16
 FULL_DISK = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from hpctrain.run.checkpoint_manifest import (
     Region,
     encode_index,
 )
+from tests.unit.checkpoint.documented import run
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/checkpoint_format.md").read_text()
 VERSION_2 = PAGE.partition("## Version 2")[2].partition("## How it is written")[0]
@@ -34,14 +33,6 @@ HEAD = {"step": 100, "samples_seen": 6400, "world_size": 2, "config_digest": "c0
 def program(beginning: str) -> str:
     (found,) = re.findall(rf"```python\n({re.escape(beginning)}.*?)```", VERSION_2, re.DOTALL)
     return str(found)
-
-
-def run(text: str, *arguments: object) -> str:
-    """Run a program in a process that can't import hpctrain."""
-    command = [sys.executable, "-I", "-W", "ignore", "-c", f'import sys\nsys.modules["hpctrain"] = None\n{text}']
-    done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

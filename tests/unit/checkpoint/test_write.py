@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-import full_disk
 import pytest
 import torch
 from safetensors import safe_open
@@ -28,6 +27,7 @@ from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.run.checkpoint_manifest import MANIFEST, read_manifest
 from hpctrain.run.checkpoints import find_damage, list_checkpoints
+from tests.support import full_disk
 
 
 def names(directory):

@@ -87,7 +87,7 @@ def test_the_newest_intact_checkpoint(save, capfd):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--step", "best"], 2),
+        pytest.param(["--step", "best"], 2, marks=pytest.mark.nightly),
         pytest.param(["--step", "2", "--ema"], 2.5, marks=pytest.mark.nightly),
         (["--step", "ema"], 3.5),
     ],
@@ -199,7 +199,7 @@ def test_a_file_in_the_working_directory_is_not_imported(save):
     [
         (signal.SIGINT, os.killpg, 4),  # Ctrl-C on a terminal
         pytest.param(signal.SIGINT, os.kill, 4, marks=pytest.mark.nightly),
-        (signal.SIGKILL, os.kill, -9),
+        pytest.param(signal.SIGKILL, os.kill, -9, marks=pytest.mark.nightly),
     ],
 )
 def test_an_interrupted_export_leaves_nothing(save, tmp_path, number, send, code):

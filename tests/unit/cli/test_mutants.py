@@ -22,8 +22,6 @@ from typing import Any
 
 import pytest
 import yaml
-from fakes import FakeSlurm
-from written_records import ODD, WHOLE_FILES, write_records
 
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
@@ -47,6 +45,8 @@ from hpctrain.terminal import visible
 from hpctrain.top.columns import COLUMNS, TableView
 from hpctrain.top.run_screen import OpenRun
 from hpctrain.top.watch import WatchedRun
+from tests.unit.fakes import FakeSlurm
+from tests.unit.written_records import ODD, WHOLE_FILES, write_records
 
 IN_THE_GATE, AT_NIGHT = 100, 2000
 FAMILIES = ("runs", "runs", "runs", "doctor", "reports", "tars")

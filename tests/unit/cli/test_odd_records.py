@@ -13,12 +13,12 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from written_records import LINES, OBJECTS, ODD, WHOLE_FILES, write_records
 
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.checkpoint_manifest import MANIFEST, encode_manifest
+from tests.unit.written_records import LINES, OBJECTS, ODD, WHOLE_FILES, write_records
 
 
 def fields():

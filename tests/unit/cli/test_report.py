@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from logged_run import LoggedRun
 
 from hpctrain.cli import main
 from hpctrain.run.directory import RunDirectory
+from tests.support.logged_run import LoggedRun
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import sys
 import time
 
 import pytest
-from fakes import manifest
 
 from hpctrain.cli.status import main
 from hpctrain.errors import RunDirectoryError
@@ -25,6 +24,7 @@ from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.run.saves import record_save
 from hpctrain.run.times import PhaseTimes
+from tests.unit.fakes import manifest
 
 NOW = time.time()
 

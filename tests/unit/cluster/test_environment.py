@@ -5,10 +5,10 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launchers import BATCH, ELASTIC, INTERACTIVE, OPENMPI, PALS, PTY, STEP, TORCH, derive, place
 
 from hpctrain.cluster.environment import NUM_CANDIDATES, Source, derived_ports, is_rank
 from hpctrain.errors import ClusterEnvironmentError
+from tests.unit.launchers import BATCH, ELASTIC, INTERACTIVE, OPENMPI, PALS, PTY, STEP, TORCH, derive, place
 
 
 def test_the_variables_that_it_was_derived_from_are_kept_and_no_others() -> None:

@@ -1,10 +1,24 @@
 from __future__ import annotations
 
 import pytest
-from launchers import BATCH, FLUX, HYDRA, INTERACTIVE, JSRUN, MVAPICH, OPENMPI, PALS, PTY, STEP, TORCH, derive, place
 
 from hpctrain.cluster.environment import Source, is_rank
 from hpctrain.errors import ClusterEnvironmentError
+from tests.unit.launchers import (
+    BATCH,
+    FLUX,
+    HYDRA,
+    INTERACTIVE,
+    JSRUN,
+    MVAPICH,
+    OPENMPI,
+    PALS,
+    PTY,
+    STEP,
+    TORCH,
+    derive,
+    place,
+)
 
 MVAPICH_3 = {name.replace("MV2", "MVP"): value for name, value in MVAPICH.items()}
 LAUNCHERS = {

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launchers import BATCH, OPENMPI, PTY, STEP, derive, place
 
 from hpctrain.cluster.environment import ClusterEnvironment, Source, derived_ports, is_rank
 from hpctrain.cluster.slurm_step import expand_nodelist, tasks_per_node
 from hpctrain.errors import ClusterEnvironmentError
+from tests.unit.launchers import BATCH, OPENMPI, PTY, STEP, derive, place
 
 
 def test_slurm_step_with_uneven_tasks() -> None:

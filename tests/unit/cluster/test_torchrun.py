@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from launchers import BATCH, ELASTIC, INTERACTIVE, PTY, STEP, TORCH, derive, place
 
 from hpctrain.cluster.environment import Source, is_rank
 from hpctrain.errors import ClusterEnvironmentError
+from tests.unit.launchers import BATCH, ELASTIC, INTERACTIVE, PTY, STEP, TORCH, derive, place
 
 
 @pytest.mark.parametrize("around", [{}, BATCH, STEP, INTERACTIVE, PTY])

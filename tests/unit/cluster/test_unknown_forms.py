@@ -6,7 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from launchers import (
+
+from hpctrain.cluster import environment as module
+from hpctrain.cluster.environment import is_rank
+from hpctrain.cluster.launchers import LAUNCHERS, MARKS
+from hpctrain.errors import ClusterEnvironmentError
+from tests.unit.launchers import (
     BATCH,
     ELASTIC,
     FLUX,
@@ -21,11 +26,6 @@ from launchers import (
     derive,
     place,
 )
-
-from hpctrain.cluster import environment as module
-from hpctrain.cluster.environment import is_rank
-from hpctrain.cluster.launchers import LAUNCHERS, MARKS
-from hpctrain.errors import ClusterEnvironmentError
 
 GARBAGE = "<7, in a new form>"
 OPTIONAL = {

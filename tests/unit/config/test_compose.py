@@ -1,10 +1,9 @@
 import pytest
+from hydra._internal.hydra import Hydra
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.overrides import open_overrides
 from hpctrain.errors import ConfigError
-
-pytestmark = pytest.mark.usefixtures("hydra_composes_each_time")
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +19,21 @@ def test_a_folder_of_the_users_comes_before_hpctrains_own(tmp_path):
     assert composer.compose(["trainer=mine"]).trainer.max_epochs == 3
     with pytest.raises(ConfigError, match=r"^--config-dir=\S+/nowhere: is not a folder"):
         Composer(str(tmp_path / "nowhere"))
+
+
+def test_a_later_composer_of_the_process_needs_no_hydra_for_the_same_options(monkeypatch):
+    config = Composer().compose(["optimizer=sgd", "seed=3"])
+    monkeypatch.setattr(Hydra, "compose_config", None)
+    assert Composer().compose(["optimizer=sgd", "seed=3"]) == config
+    assert Composer().compose(["optimizer=sgd", "seed=4"]).seed == 4
+
+
+def test_a_later_composer_reads_the_users_folder_again(tmp_path):
+    option = tmp_path / "trainer" / "mine.yaml"
+    option.parent.mkdir()
+    for epochs in (3, 4):
+        option.write_text(f"defaults: [default, _self_]\nmax_epochs: {epochs}\n")
+        assert Composer(str(tmp_path)).compose(["trainer=mine"]).trainer.max_epochs == epochs
 
 
 def test_options_are_those_that_can_be_chosen(composer):

@@ -8,8 +8,6 @@ from hpctrain.config.compose import Composer, SweepComposer, split_sweep
 from hpctrain.config.sweep import Asha, Grid, Optuna, Random, kind_of
 from hpctrain.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("hydra_composes_each_time")
-
 
 @pytest.fixture(scope="module")
 def composer():

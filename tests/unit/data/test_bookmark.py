@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from stream_steps import read_steps
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hpctrain.data import bookmark
@@ -17,6 +16,7 @@ from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import ShardedStream, ShuffledStream, StreamReader, describe_resume_cost, has_bookmarks
 from hpctrain.data.workers import Workers
 from hpctrain.errors import ConfigError, TaskError
+from tests.unit.stream_steps import read_steps
 
 PLAN = BatchPlan(48, 8, 2, 2, drop_last=False)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from stream_steps import read_steps
 
 from hpctrain.data import bookmark
 from hpctrain.data.fetch import BatchFetcher, dataset_length, workers_can_help
@@ -13,6 +12,7 @@ from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import ShardedStream, ShuffledStream, has_bookmarks
 from hpctrain.errors import TaskError
+from tests.unit.stream_steps import read_steps
 
 pytestmark = pytest.mark.nightly
 STEPS = 10

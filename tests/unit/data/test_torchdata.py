@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stream_steps import read_steps
 from torch.utils.data import Sampler
 
 from hpctrain.data import bookmark
 from hpctrain.data.plan import BatchPlan
+from tests.unit.stream_steps import read_steps
 
 pytestmark = pytest.mark.nightly
 LENGTH = 24

@@ -8,13 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from fakes import FakeSlurm
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.stored import to_yaml
 from hpctrain.doctor.examination import Examination, JobNeverStartsError, wait_for_job, wait_for_records
 from hpctrain.doctor.folder import DoctorFolder, DoctorJobRecord, DoctorOptions, write_record
 from hpctrain.scheduler.slurm import Slurm
+from tests.unit.fakes import FakeSlurm
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from runs_before import end_attempt, run_before
 
 from hpctrain.cli import main
 from hpctrain.config.resources import resources_of
@@ -11,6 +10,7 @@ from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.submission import submit
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
+from tests.unit.runs_before import end_attempt, run_before
 
 SHORT = ["model=convnet", "model.width=1", "trainer.max_steps=1", "logger.tensorboard=false"]
 SUBMIT = [*SHORT, "cluster=slurm"]

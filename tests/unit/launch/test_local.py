@@ -23,7 +23,7 @@ from hpctrain.launch.local import LocalRanks, copy_output, free_port, launch_loc
 from hpctrain.launch.prepare import prepare
 from hpctrain.rank.private_folder import lockable_folder
 from hpctrain.rank.rank import Member, Rank
-from hpctrain.rank.stacks import Position
+from hpctrain.rank.stacks import StackPosition
 from hpctrain.rank.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.launcher import LauncherFacts
@@ -423,7 +423,7 @@ def test_the_end_of_a_single_process_is_printed_once(tmp_path, monkeypatch, hang
         rank = Rank(training.config, place, LauncherFacts(attempt=1), StopRequest(), Times(0.0))
         rank.member = Member(environment=place, claim=Claim(Ledger(training.directory), 1))
         if hangs:
-            rank.record_hang("no step for 3 s", Position("wait in x.py:1", "the stack", waits=True))
+            rank.record_hang("no step for 3 s", StackPosition("wait in x.py:1", "the stack", waits=True))
         os._exit(1)
 
     monkeypatch.setattr(local, "run_rank", run_rank)

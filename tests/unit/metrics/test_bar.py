@@ -15,9 +15,9 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from fakes import Clock
 
 from hpctrain.metrics.progress import Bar, BarSink, SharedStream, open_bar
+from tests.unit.fakes import Clock
 
 CLEAR = "\r\x1b[K"
 

@@ -5,9 +5,9 @@ import os
 import re
 
 import pytest
-from fakes import Clock
 
 from hpctrain.metrics.progress import ConsoleSink, duration, own_metrics
+from tests.unit.fakes import Clock
 
 
 def test_a_log_gets_a_plain_line_at_each_step():

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from fakes import Clock
 
 from hpctrain.metrics.meter import Meter, Throughput
+from tests.unit.fakes import Clock
 
 CPU = torch.device("cpu")
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from full_disk import full_disk
 
 from hpctrain.metrics.sink import RecordFile
+from tests.support.full_disk import full_disk
 
 
 def test_records_wait_for_a_full_disk_and_keep_their_order(tmp_path, caplog):

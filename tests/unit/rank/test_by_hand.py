@@ -7,13 +7,13 @@ import signal
 import time
 
 import pytest
-from supervising import STOPS
 
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.rank.rank import record_own_end
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from tests.unit.supervising import STOPS
 
 ENVIRONMENT = ClusterEnvironment.from_environment({"SLURM_JOB_ID": "7"})
 STILL_TO_COME = re.compile(r" EndTime=\d+")

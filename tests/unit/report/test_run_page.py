@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from logged_run import LoggedRun
 
 from hpctrain.files import append_json_line
 from hpctrain.report.run_page import run_page
@@ -11,6 +10,7 @@ from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.terminal import visible
+from tests.support.logged_run import LoggedRun
 
 SECTIONS = [
     "Curves",

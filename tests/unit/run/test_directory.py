@@ -4,13 +4,13 @@ import os
 import stat
 
 import pytest
-from fakes import manifest
 
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
+from tests.unit.fakes import manifest
 
 
 @pytest.fixture

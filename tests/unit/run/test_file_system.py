@@ -6,7 +6,6 @@ import os
 import shutil
 
 import pytest
-from full_disk import full_disk, small_disk, use_up_files
 
 from hpctrain.attempt.outcome import Outcome, record_end
 from hpctrain.errors import CheckpointError, RunDirectoryUnavailableError
@@ -23,6 +22,7 @@ from hpctrain.run.file_system import (
 )
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from tests.support.full_disk import full_disk, small_disk, use_up_files
 
 
 def error(number):

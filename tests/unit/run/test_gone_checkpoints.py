@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from fakes import manifest
 
 from hpctrain.attempt.outcome import Outcome, record_end
 from hpctrain.checkpoint.retention import move_replaced
@@ -18,6 +17,7 @@ from hpctrain.run.gone_checkpoints import (
 )
 from hpctrain.run.ledger import EndFacts, Ledger
 from hpctrain.run.reason import Reason
+from tests.unit.fakes import manifest
 
 
 def save(directory, step):

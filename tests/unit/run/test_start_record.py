@@ -6,10 +6,10 @@ import threading
 import time
 
 import pytest
-from launchers import STEP, TORCH, derive
 
 from hpctrain.errors import RendezvousError
 from hpctrain.run.start_record import StartRecord, address_of_rank_zero, nodes_by_rank
+from tests.unit.launchers import STEP, TORCH, derive
 
 SWITCHED = STEP | {"SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node", "SLURMD_NODENAME": "n3"}
 ZERO = SWITCHED | {"SLURM_PROCID": "0", "SLURM_NODEID": "1", "SLURMD_NODENAME": "n2"}

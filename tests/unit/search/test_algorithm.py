@@ -3,13 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from searching import asha, prepared
 
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
 from hpctrain.search.algorithm import MAX_RUNS, expand, promotable
 from hpctrain.search.journal import JournalEvent, SearchDecision
 from hpctrain.search.runs import with_progress
+from tests.support.searching import asha, prepared
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +17,7 @@ from hpctrain.search.distribution import distributions_of
 from hpctrain.search.journal import read_journal
 from hpctrain.search.optuna_study import RECORD_ERRORS, restore_sampler, sampler_state, to_optuna
 from hpctrain.search.search import Search
-
-sys.path.append(str(Path(__file__).parent))
-from searching import prepared, record_of, train
+from tests.support.searching import prepared, record_of, train
 
 LR = "tag(log,interval(1e-5,1e-1))"
 SPACE = {"lr": LR, "width": "int(interval(1,8))", "optimizer": "adamw,sgd"}

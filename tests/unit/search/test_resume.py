@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from searching import prepared, train
 
 from hpctrain.cli import main
 from hpctrain.errors import ExitCode
@@ -19,6 +18,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.resume import SweepResume, needs_record, resume_search
 from hpctrain.search.search import Search
+from tests.support.searching import prepared, train
 
 pytestmark = pytest.mark.usefixtures("as_before")
 

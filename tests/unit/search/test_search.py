@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,7 @@ from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.algorithm import SearchAlgorithm
 from hpctrain.search.journal import JournalEvent, SearchDecision, read_journal
 from hpctrain.search.search import ALGORITHMS, drawn_run, is_stopped, train_assigned
-
-sys.path.append(str(Path(__file__).parent))
-from searching import asha, prepared, record_of, train
+from tests.support.searching import asha, prepared, record_of, train
 
 
 def place(begin: SearchDecision | None) -> tuple[int, int] | None:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from runs_before import end_attempt, run_before
 
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.job import JobState, SlurmJob
 from hpctrain.status.before_launch import GONE, OtherRuns
+from tests.unit.runs_before import end_attempt, run_before
 
 
 def job(job_id, state):

@@ -8,8 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from fakes import manifest
-from runs_before import end_attempt, run_before
 
 from hpctrain.attempt.outcome import Outcome, record_end
 from hpctrain.metrics.sink import JsonLinesSink
@@ -25,6 +23,8 @@ from hpctrain.status.jobs import SETUP_ERROR, job_ids
 from hpctrain.status.run_status import read_status
 from hpctrain.status.state import RunState
 from hpctrain.streams import LostOutput
+from tests.unit.fakes import manifest
+from tests.unit.runs_before import end_attempt, run_before
 
 
 def job(state, reason="", **fields):

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from runs_before import run_before
-
 from hpctrain.status.run_status import waiting_note
+from tests.unit.runs_before import run_before
 
 
 def test_the_runs_that_have_not_completed_are_named(tmp_path):

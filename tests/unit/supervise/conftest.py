@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from supervising import RUNNING
 
 from hpctrain.config.compose import Composer
 from hpctrain.launch.launch_code import LaunchCode
@@ -17,6 +16,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.supervisor import STORAGE_S, Supervisor
+from tests.unit.supervising import RUNNING
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from supervising import COMPLETES, STOPS, all_ranks, story
 
 from hpctrain.errors import ExitCode
 from hpctrain.launch.containers import RankContainer
 from hpctrain.run.ledger import Ledger
 from hpctrain.supervise.ranks import srun_command
+from tests.unit.fakes import Step, exit_record
+from tests.unit.supervising import COMPLETES, STOPS, ends, story
 
 PYXIS = ("cluster.container.image='nvcr.io#nvidia/pytorch:24.10-py3'", "cluster.container.engine=pyxis")
 
@@ -61,7 +62,7 @@ def test_an_image_that_is_lost_after_the_ranks_have_begun_does_not_end_the_run(s
     image = tmp_path / "image"
     (image / "rootfs").mkdir(parents=True)
     (image / "config.json").write_text("{}")
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4}, COMPLETES)
+    slurm.plan(ends("preempted", 14), COMPLETES)
     stalled = "cluster.requeue.max_stalled_attempts=9"
     words = (f"cluster.container.image={image}", "cluster.container.engine=oci", stalled)
     assert supervisor(*words).run() == ExitCode.INTERRUPTED
@@ -77,7 +78,7 @@ def test_an_image_that_is_lost_after_the_ranks_have_begun_does_not_end_the_run(s
 @pytest.mark.parametrize("word", ["cluster.python=/opt/python", None])
 def test_a_container_that_can_not_be_started_ends_the_run(slurm, supervisor, word):
     exited = "srun: error: n2: task 1: Exited with exit code 255\n"
-    slurm.plan({"ranks": {"0": ("interrupted", 0, {})}, "says": exited, "code": 255})
+    slurm.plan(Step(exits=[exit_record(0, "interrupted", 0)], stderr=exited, exit_code=255))
     one = supervisor(
         "cluster.container.image=/images/a.sif", "cluster.container.engine=apptainer", *filter(None, [word])
     )
@@ -93,7 +94,7 @@ def test_a_container_that_can_not_be_started_ends_the_run(slurm, supervisor, wor
 def test_ranks_in_a_container_can_not_ask_slurm_why_they_stop(slurm, supervisor, words, reason):
     """They take a user signal for a time limit; others have asked, and SLURM's record may have changed since."""
     slurm.job(STOPS["preempted_without_grace"])
-    slurm.plan({"start": 0, "ranks": all_ranks("time_limit", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("time_limit", 14))
     one = supervisor(*words)
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one)[0][1] == reason

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from supervising import RUNNING, STOPS
 
 from hpctrain.attempt.termination import Termination
 from hpctrain.errors import SchedulerError
@@ -19,6 +18,7 @@ from hpctrain.scheduler.job import JobState
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise import job as job_module
 from hpctrain.supervise.job import CurrentJob
+from tests.unit.supervising import RUNNING, STOPS
 
 
 @pytest.fixture

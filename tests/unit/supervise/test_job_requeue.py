@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
-from supervising import (
-    ABORTED,
-    COMPLETES,
-    KILLED,
-    RUNNING,
-    STOPS,
-    all_ranks,
-    in_a_thread,
-    send_sigterm,
-    story,
-    until,
-)
 
 from hpctrain.attempt.termination import Termination
 from hpctrain.errors import ExitCode
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import EndFacts
 from hpctrain.run.reason import Reason
+from tests.unit.supervising import (
+    ABORTED,
+    COMPLETES,
+    KILLED,
+    RUNNING,
+    STOPS,
+    ends,
+    in_a_thread,
+    send_sigterm,
+    story,
+    until,
+)
 
 
 def test_an_array_task_requeues_itself_alone(slurm, supervisor):
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "code": 4})
+    slurm.plan(ends("preempted", 14, saves=()))
     supervisor(SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID="2").run()
     assert slurm.requeued == ["5_2"]
 
 
 def test_where_the_requeue_is_refused_a_new_job_goes_on(slurm, supervisor):
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14))
     slurm.refuse_requeues()
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
@@ -41,7 +42,7 @@ def test_where_the_requeue_is_refused_a_new_job_goes_on(slurm, supervisor):
 
 
 def test_a_job_that_slurm_has_requeued_already_is_not_submitted_again(slurm, supervisor):
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "job": STOPS["preempted_without_grace"], "code": 4})
+    slurm.plan(ends("preempted", 14, saves=(), job=STOPS["preempted_without_grace"]))
     slurm.refuse_requeues()
     assert supervisor().run() == ExitCode.INTERRUPTED
     assert not slurm.submitted
@@ -50,11 +51,11 @@ def test_a_job_that_slurm_has_requeued_already_is_not_submitted_again(slurm, sup
 @pytest.fixture
 def preempted(slurm, supervisor):
     """Begins the second attempt of a job that was preempted, as a new process of the batch script."""
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14))
     assert supervisor().run() == ExitCode.INTERRUPTED
 
-    def again(plan, **options):
-        slurm.plan({}, plan)
+    def again(step, **options):
+        slurm.plan(step, first=2)
         return supervisor(SLURM_RESTART_COUNT="1", **options)
 
     return again
@@ -64,33 +65,33 @@ NO_REQUEUE = ["JobId=7 Requeue=0"]
 
 
 ENDS = pytest.mark.parametrize(
-    ("plan", "code"), [(COMPLETES, ExitCode.FINISHED), ({"ranks": all_ranks("failed", 20), "code": 1}, ExitCode.FAILED)]
+    ("step", "code"), [(COMPLETES, ExitCode.FINISHED), (ends("failed", 20), ExitCode.FAILED)]
 )
 
 
 @ENDS
-def test_a_job_that_was_preempted_does_not_come_back_after_the_end_of_its_run(slurm, preempted, plan, code):
+def test_a_job_that_was_preempted_does_not_come_back_after_the_end_of_its_run(slurm, preempted, step, code):
     """SLURM 24.05 would requeue it."""
-    assert preempted(plan | {"start": 14}).run() == code
+    assert preempted(replace(step, start=14)).run() == code
     assert slurm.updated == NO_REQUEUE
 
 
 def test_a_job_that_was_preempted_does_not_come_back_beside_the_one_that_continues_its_run(slurm, preempted):
     slurm.refuse_requeues()
-    assert preempted({"start": 14, "ranks": all_ranks("preempted", 30), "saves": [30]}).run() == ExitCode.INTERRUPTED
+    assert preempted(ends("preempted", 30, start=14)).run() == ExitCode.INTERRUPTED
     assert slurm.submitted
     assert slurm.updated == NO_REQUEUE
 
 
 def test_a_run_that_completes_in_the_grace_time_leaves_no_job_in_the_queue(slurm, supervisor):
-    slurm.plan(COMPLETES | {"job": STOPS["preempted"]})
+    slurm.plan(replace(COMPLETES, job=STOPS["preempted"]))
     assert supervisor().run() == ExitCode.FINISHED
     assert slurm.updated == NO_REQUEUE
 
 
 def test_a_run_that_failed_is_not_started_again_by_slurm(slurm, supervisor):
     """As RequeueExit in slurm.conf, or --requeue=expedite of SLURM 25.11, would have it."""
-    slurm.plan({"start": 0, "ranks": all_ranks("failed", 20), "code": 1})
+    slurm.plan(ends("failed", 20))
     assert supervisor().run() == ExitCode.FAILED
     assert slurm.updated == NO_REQUEUE
 
@@ -98,7 +99,7 @@ def test_a_run_that_failed_is_not_started_again_by_slurm(slurm, supervisor):
 @pytest.mark.parametrize("silent", [False, True])
 def test_where_slurm_can_t_be_told_the_log_says_that_the_job_may_start_once_more(slurm, preempted, caplog, silent):
     slurm.refuse_updates()
-    one = preempted(COMPLETES | {"start": 14})
+    one = preempted(replace(COMPLETES, start=14))
     if silent:
         slurm.fall_silent("scontrol")
     assert one.run() == ExitCode.FINISHED
@@ -107,7 +108,7 @@ def test_where_slurm_can_t_be_told_the_log_says_that_the_job_may_start_once_more
 
 
 def test_a_job_whose_run_another_one_has_claimed_does_not_come_back(slurm, preempted):
-    one = preempted({"waits": True, "start": 14, "ranks": all_ranks("preempted", 20), "code": 4})
+    one = preempted(ends("preempted", 20, saves=(), waits=True, start=14))
     code = in_a_thread(one.run)
     until(lambda: one.ledger.last_claim() == 2)
     one.ledger.start(one.ledger.claim(), job_id="8", nodes=["n3"], world_size=2, step=14)
@@ -117,13 +118,13 @@ def test_a_job_whose_run_another_one_has_claimed_does_not_come_back(slurm, preem
 
 
 def test_a_job_that_trains_other_runs_as_well_may_come_back(slurm, preempted):
-    assert preempted(COMPLETES | {"start": 14}, shares_job=True).run() == ExitCode.FINISHED
+    assert preempted(replace(COMPLETES, start=14), shares_job=True).run() == ExitCode.FINISHED
     assert slurm.updated == []
 
 
 def test_a_cancelled_job_stays_as_it_is(slurm, preempted):
     """It is ending already, and SLURM would refuse."""
-    cancelled = {"start": 14, "ranks": all_ranks("cancelled", 20), "job": STOPS["cancelled"], "code": 4}
+    cancelled = ends("cancelled", 20, saves=(), start=14, job=STOPS["cancelled"])
     assert preempted(cancelled).run() == ExitCode.CANCELLED
     assert slurm.updated == []
 
@@ -141,7 +142,7 @@ def test_a_job_that_was_never_preempted_stays_as_it_is(slurm, supervisor, caplog
 
 @pytest.mark.parametrize(("stop", "silent"), [("preempted_cancel_without_grace", 0), ("time_limit_over", 1)])
 def test_a_job_that_is_being_killed_is_requeued_before_its_ranks_are_gone(slurm, supervisor, stop, silent):
-    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14, waits=True))
     slurm.job(STOPS[stop])
     slurm.fall_silent("scontrol", times=silent)
     one = supervisor()
@@ -161,7 +162,7 @@ def test_a_job_that_is_being_killed_is_requeued_before_its_ranks_are_gone(slurm,
 
 def test_a_job_that_is_killed_before_its_first_attempt_is_requeued_too(slurm, supervisor):
     """It may not live until the earlier attempts are closed."""
-    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 0), "code": 4})
+    slurm.plan(ends("preempted", 0, waits=True))
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
     send_sigterm(one).join(60)
@@ -172,11 +173,10 @@ def test_a_job_that_is_killed_before_its_first_attempt_is_requeued_too(slurm, su
     assert slurm.requeued == ["7"]
 
 
-@pytest.mark.parametrize("says", [ABORTED, KILLED["says"]])
+@pytest.mark.parametrize("says", [ABORTED, KILLED.stderr])
 def test_a_job_that_srun_sees_end_is_requeued_without_a_sigterm(slurm, supervisor, says):
     """A controller that was killed may have forgotten the step: srun isn't told of the job's end, and sees a rank's."""
-    aborted = {"warns": says, "waits": True}
-    slurm.plan({**aborted, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14, warning=says, waits=True))
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
     code = in_a_thread(one.run)
@@ -192,8 +192,7 @@ def test_a_job_that_srun_sees_end_is_requeued_without_a_sigterm(slurm, superviso
 def test_a_signal_that_ends_the_command_that_asks_is_no_refusal(slurm, supervisor, early):
     """SLURM signals all processes of the batch step, scontrol among them."""
     slurm.kill_next_requeue()
-    aborted = {"warns": ABORTED, "waits": True} if early else {}
-    slurm.plan({**aborted, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14, warning=ABORTED if early else "", waits=early))
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
     code = in_a_thread(one.run)
@@ -204,7 +203,7 @@ def test_a_signal_that_ends_the_command_that_asks_is_no_refusal(slurm, superviso
 
 
 def test_an_early_requeue_that_is_refused_is_asked_for_at_the_next_signal_again(slurm, supervisor):
-    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14, waits=True))
     slurm.job(STOPS["preempted_cancel_without_grace"])
     slurm.refuse_requeues()
     one = supervisor()
@@ -222,7 +221,7 @@ def test_an_early_requeue_that_is_refused_is_asked_for_at_the_next_signal_again(
 
 def test_a_preempted_job_that_its_user_cancels_is_not_requeued_early(slurm, supervisor):
     """SLURM's record is that of a preemption; what was typed makes the difference."""
-    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14, waits=True))
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
     code = in_a_thread(one.run)
@@ -237,7 +236,7 @@ def test_a_preempted_job_that_its_user_cancels_is_not_requeued_early(slurm, supe
 
 @pytest.mark.parametrize("requeue", ["Requeue=1", "Requeue=0"])
 def test_a_job_that_is_cancelled_once_the_decision_is_made_does_not_continue(slurm, supervisor, requeue):
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14))
     slurm.job(RUNNING.replace("Requeue=1", requeue))
     asked = []
 
@@ -255,14 +254,14 @@ def test_a_job_that_is_cancelled_once_the_decision_is_made_does_not_continue(slu
 
 
 def test_a_step_that_srun_ends_for_a_rank_requeues_nothing(slurm, supervisor):
-    slurm.plan({"warns": ABORTED, "start": 0, "ranks": all_ranks("failed", 6), "code": 1})
+    slurm.plan(ends("failed", 6, warning=ABORTED))
     assert supervisor().run() == ExitCode.FAILED
     assert not slurm.requeued
 
 
 @ENDS
-def test_no_requeue_follows_once_it_is_decided_how_the_run_goes_on(slurm, supervisor, plan, code):
-    slurm.plan({"start": 0} | plan)
+def test_no_requeue_follows_once_it_is_decided_how_the_run_goes_on(slurm, supervisor, step, code):
+    slurm.plan(step)
     one = supervisor()
     assert one.run() == code
     slurm.job(STOPS["preempted_cancel_without_grace"])
@@ -272,7 +271,7 @@ def test_no_requeue_follows_once_it_is_decided_how_the_run_goes_on(slurm, superv
 
 @pytest.mark.parametrize("stop", ["cancelled", "preempted_without_grace", "preempted"])
 def test_a_sigterm_that_needs_no_requeue_now(slurm, supervisor, stop):
-    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("completed", 80), "saves": [80]})
+    slurm.plan(ends("completed", 80, waits=True))
     slurm.job(STOPS[stop])
     one = supervisor()
     code = in_a_thread(one.run)
@@ -285,10 +284,10 @@ def test_a_sigterm_that_needs_no_requeue_now(slurm, supervisor, stop):
 
 @pytest.mark.parametrize("silent", [False, True])
 @ENDS
-def test_a_run_that_ended_after_its_job_was_requeued_does_not_come_back(slurm, supervisor, plan, code, silent):
+def test_a_run_that_ended_after_its_job_was_requeued_does_not_come_back(slurm, supervisor, step, code, silent):
     if silent:
         slurm.fall_silent("scancel", times=1)
-    slurm.plan({"start": 0, "waits": True} | plan)
+    slurm.plan(replace(step, waits=True))
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
     ended = in_a_thread(one.run)
@@ -301,24 +300,24 @@ def test_a_run_that_ended_after_its_job_was_requeued_does_not_come_back(slurm, s
 
 
 @pytest.mark.parametrize(
-    ("ranks", "code", "shared"),
+    ("step", "code", "shared"),
     [
-        (all_ranks("preempted", 14), ExitCode.INTERRUPTED, False),
-        (all_ranks("failed", 6), ExitCode.FAILED, False),
-        (all_ranks("completed", 80), ExitCode.FINISHED, False),
-        (all_ranks("completed", 80), ExitCode.FINISHED, True),
+        (ends("preempted", 14), ExitCode.INTERRUPTED, False),
+        (ends("failed", 6), ExitCode.FAILED, False),
+        (COMPLETES, ExitCode.FINISHED, False),
+        (COMPLETES, ExitCode.FINISHED, True),
     ],
 )
 def test_a_job_that_slurm_has_requeued_itself_does_not_come_back_after_the_end_of_its_run(
-    slurm, supervisor, ranks, code, shared
+    slurm, supervisor, step, code, shared
 ):
-    slurm.plan({"start": 0, "ranks": ranks, "job": STOPS["preempted_without_grace"]})
+    slurm.plan(replace(step, job=STOPS["preempted_without_grace"]))
     assert supervisor("cluster.requeue.max_preemptions=0", shares_job=shared).run() == code
     assert slurm.cancelled == ([] if shared else ["7"])
 
 
 def test_where_no_second_attempt_can_begin_the_queue_gives_the_disk_time(slurm, supervisor):
-    slurm.plan({**KILLED, "hides": "attempts"})
+    slurm.plan(replace(KILLED, hides="attempts"))
     one = supervisor(storage_s=0)
     assert one.run() == ExitCode.INTERRUPTED
     assert slurm.requeued == ["7"]

@@ -4,9 +4,9 @@ import json
 import re
 import signal
 import time
+from dataclasses import replace
 
 import pytest
-from supervising import COMPLETES, KILLED, RUNNING, STOPS, all_ranks, story
 
 from hpctrain.run.job_records import JobRecords, cancelled_at
 from hpctrain.run.ledger import Ledger
@@ -15,8 +15,9 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.jobs import RunRecords
 from hpctrain.supervise.job_supervisor import JobSupervisor
 from hpctrain.supervise.signals import WATCHED
+from tests.unit.supervising import COMPLETES, KILLED, RUNNING, STOPS, ends, story
 
-PAUSES = {"start": 0, "ranks": all_ranks("paused", 40), "saves": [40]}
+PAUSES = ends("paused", 40)
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_one_run_after_another(slurm, job, two):
 
 
 def test_a_preempted_run_is_not_left(slurm, job, two):
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14]})
+    slurm.plan(ends("preempted", 14))
     first, plan = two[0]
     _, job_ends = job().run(plan)
     assert (reason(first), job_ends, slurm.requeued) == (Reason.PREEMPTED, True, ["7"])
@@ -80,7 +81,7 @@ def test_a_preempted_run_is_not_left(slurm, job, two):
 
 @pytest.mark.parametrize(("stop", "requeued"), [("preempted_cancel_without_grace", ["7"]), ("cancelled", [])])
 def test_a_job_that_ends_while_a_run_pauses_comes_back_for_the_others(slurm, job, two, stop, requeued):
-    slurm.plan({**PAUSES, "job": STOPS[stop]})
+    slurm.plan(replace(PAUSES, job=STOPS[stop]))
     (first, plan), _ = two
     _, job_ends = job().run(plan)
     assert (reason(first), job_ends, slurm.requeued) == (Reason.PAUSED, True, requeued)
@@ -110,7 +111,7 @@ def test_requeues_under_another_run_are_not_counted(slurm, job, two, unwritable)
 def test_an_attempt_that_another_job_left_without_a_record_is_not_a_requeue_of_this_one(slurm, job, two):
     second, other = two[1]
     Ledger(second.directory).claim()
-    slurm.plan(COMPLETES)
+    slurm.plan(COMPLETES, first=2)
     job(restarts=3).run(other)
     assert reason(second) is Reason.COMPLETED
     closed = Ledger(second.directory).attempts()[0]
@@ -118,7 +119,7 @@ def test_an_attempt_that_another_job_left_without_a_record_is_not_a_requeue_of_t
 
 
 def test_a_cancellation_stays_when_the_job_leaves(slurm, job, two):
-    slurm.plan({**KILLED, "job": STOPS["cancelled"]})
+    slurm.plan(replace(KILLED, job=STOPS["cancelled"]))
     first, plan = two[0]
     _, job_ends = job().run(plan)
     assert (reason(first), job_ends) == (Reason.CANCELLED, True)

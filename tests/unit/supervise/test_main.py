@@ -8,16 +8,17 @@ import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from supervising import COMPLETES, KILLED, STOPS, all_ranks, story, until
 
 from hpctrain.config.root import ProgramConfig
 from hpctrain.config.stored import load_run
 from hpctrain.files import append_json_line
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
+from tests.unit.supervising import COMPLETES, KILLED, STOPS, ends, story, until
 
 SUPERVISE = "import runpy; runpy.run_module('hpctrain.supervise', run_name='__main__')"
 IN_ANOTHER_THREAD = """
@@ -33,7 +34,7 @@ signal.pthread_sigmask = lambda how, numbers: unblock(signal.SIG_BLOCK, numbers)
 @pytest.mark.parametrize("program", [SUPERVISE, IN_ANOTHER_THREAD + SUPERVISE], ids=["noticed", "while it waits"])
 def test_no_sigterm_is_lost(slurm, supervisor, program):
     """On a full disk, which refuses the line about it; and while the main thread waits for what srun prints."""
-    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14, waits=True))
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
     with Path("/dev/full").open("wb") as full:
@@ -77,7 +78,7 @@ def supervise(slurm, folder, *words, **variables):
 
 
 def test_a_script_without_a_run_makes_one_and_finds_it_again_after_a_requeue(slurm, tmp_path):
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4}, {**COMPLETES, "start": 14})
+    slurm.plan(ends("preempted", 14), replace(COMPLETES, start=14))
     words = ("trainer.max_steps=80", "name=mine")
     first = supervise(slurm, tmp_path, *words)
     assert first.returncode == 4, first.stderr
@@ -91,7 +92,7 @@ def test_a_script_without_a_run_makes_one_and_finds_it_again_after_a_requeue(slu
 
 
 def test_a_script_makes_the_run_of_a_program_from_the_command_after_the_dashes(slurm, tmp_path):
-    slurm.plan({"start": 0, "ranks": all_ranks("completed", 0)})
+    slurm.plan(ends("completed", 0))
     words = ("args.lr=0.1", "cluster.setup=[module load julia]", "--", "julia", "train.jl", "--lr", "{args.lr}")
     done = supervise(slurm, tmp_path, *words)
     assert done.returncode == 0, done.stderr

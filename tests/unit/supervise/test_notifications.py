@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
-from supervising import COMPLETES, KILLED, STOPS, all_ranks
 
 from hpctrain.attempt.notification import KILLED_S, SOON_S
 from hpctrain.errors import ExitCode
+from tests.unit.fakes import Step
+from tests.unit.supervising import COMPLETES, KILLED, STOPS, all_ranks, ends
 
-PREEMPTED = {"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4}
+PREEMPTED = ends("preempted", 14)
 HANGS = ("notify.command='sleep 600'", "notify.timeout_s=600")
 
 
@@ -34,7 +36,7 @@ def records(tmp_path):
 
 
 def test_a_run_that_is_restarted_and_completes(slurm, supervisor, records, seen):
-    slurm.plan(KILLED, {**COMPLETES, "start": 10})
+    slurm.plan(KILLED, replace(COMPLETES, start=10))
     assert supervisor(records).run() == ExitCode.FINISHED
     started, interrupted, completed = seen()
     assert started == ("started", "attempt 1 starts on n1 n2")
@@ -49,7 +51,7 @@ def test_a_requeue(slurm, supervisor, records, seen):
     one = supervisor(records)
     assert one.run() == ExitCode.INTERRUPTED
     assert seen()[1:] == [("interrupted", "preempted after step 14; job 7 is requeued")]
-    slurm.plan({}, {**COMPLETES, "start": 14})
+    slurm.plan(replace(COMPLETES, start=14), first=2)
     assert supervisor(records, SLURM_RESTART_COUNT="1").run() == ExitCode.FINISHED
     assert [event for event, _ in seen()] == ["started", "interrupted", "started", "completed"]
     assert seen()[2][1] == "attempt 2 starts on n1 n2 after step 14; attempt 1 ended as preempted"
@@ -82,7 +84,7 @@ def test_a_budget_that_is_spent_is_named(slurm, supervisor, records, seen):
 
 
 def test_a_run_that_failed(slurm, supervisor, records, seen):
-    slurm.plan({"start": 0, "ranks": all_ranks("failed", 3, message="ValueError: no")})
+    slurm.plan(Step(start=0, exits=all_ranks("failed", 3, message="ValueError: no")))
     assert supervisor(records).run() == ExitCode.FAILED
     event, message = seen()[1]
     assert event == "failed"
@@ -90,7 +92,7 @@ def test_a_run_that_failed(slurm, supervisor, records, seen):
 
 
 def test_a_run_that_its_user_cancelled_while_it_was_stopping(slurm, supervisor, records, seen):
-    slurm.plan({**PREEMPTED, "job": STOPS["cancelled"]})
+    slurm.plan(replace(PREEMPTED, job=STOPS["cancelled"]))
     assert supervisor(records).run() == ExitCode.CANCELLED
     assert seen()[1][0] == "cancelled"
 
@@ -117,7 +119,7 @@ def test_a_command_that_hangs_delays_a_requeued_job_by_seconds(slurm, supervisor
 
 
 def test_a_command_that_hangs_delays_no_restart(slurm, supervisor, caplog):
-    slurm.plan(KILLED, {**COMPLETES, "start": 10})
+    slurm.plan(KILLED, replace(COMPLETES, start=10))
     one = supervisor("notify.command='sleep 600'", "notify.timeout_s=1")
     assert one.run() == ExitCode.FINISHED
     assert one.ledger.attempts()[-1].reason == "completed"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import socket
 import time
+from dataclasses import replace
 
 import pytest
-from supervising import RUNNING, all_ranks, story
 
 from hpctrain.cluster.environment import derived_ports
 from hpctrain.config.compose import ProgramComposer
@@ -19,8 +19,10 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.job import CurrentJob
 from hpctrain.supervise.ranks import program_variables, srun_command
 from hpctrain.supervise.supervisor import Supervisor
+from tests.unit.fakes import Step, exit_record
+from tests.unit.supervising import RUNNING, all_ranks, ends, story
 
-COMPLETES_WITHOUT_STEPS = {"start": 0, "ranks": all_ranks("completed", 0)}
+COMPLETES_WITHOUT_STEPS = ends("completed", 0)
 
 
 @pytest.fixture(scope="session")
@@ -107,11 +109,11 @@ def test_without_an_answer_of_slurm_there_is_no_deadline(planned, slurm):
     assert "HPCTRAIN_DEADLINE" not in variables_of(planned(), slurm)
 
 
-STOPPED = {"0": ("interrupted", 0, {"stop_signal": 12}), "1": ("interrupted", 0, {"stop_signal": 12})}
+STOPPED = ends("interrupted", 0, exits=all_ranks("interrupted", 0, stop_signal=12))
 
 
 def test_a_stop_before_the_time_limit_leads_to_the_queue_until_the_program_exits_with_0(slurm, supervised, caplog):
-    slurm.plan({"start": 0, "ranks": STOPPED})
+    slurm.plan(STOPPED)
     one = supervised()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "time_limit", 0, "requeue")]
@@ -121,8 +123,8 @@ def test_a_stop_before_the_time_limit_leads_to_the_queue_until_the_program_exits
 
 
 def test_a_signal_that_slurm_does_not_explain_means_new_ranks_and_one_warning(slurm, supervised, caplog):
-    unexplained = {rank: (reason, step, {"stop_signal": 15}) for rank, (reason, step, _) in STOPPED.items()}
-    slurm.plan({"start": 0, "ranks": unexplained}, {"start": 0, "ranks": unexplained}, COMPLETES_WITHOUT_STEPS)
+    unexplained = replace(STOPPED, exits=all_ranks("interrupted", 0, stop_signal=15))
+    slurm.plan(unexplained, unexplained, COMPLETES_WITHOUT_STEPS)
     one = supervised()
     assert one.run() == ExitCode.FINISHED
     assert [end for _, end, *_ in story(one)] == ["interrupted", "interrupted", "completed"]
@@ -131,7 +133,7 @@ def test_a_signal_that_slurm_does_not_explain_means_new_ranks_and_one_warning(sl
 
 
 def test_a_rank_that_was_killed_is_restarted_although_the_other_one_stopped(slurm, supervised):
-    killed = {"start": 0, "ranks": {"0": ("interrupted", 0, {"stop_signal": 15})}, "code": 137}
+    killed = Step(start=0, exits=[exit_record(0, "interrupted", 0, stop_signal=15)], exit_code=137)
     slurm.plan(killed, COMPLETES_WITHOUT_STEPS)
     one = supervised()
     assert one.run() == ExitCode.FINISHED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import re
@@ -11,20 +10,10 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import NODE
-from supervising import (
-    COMPLETES,
-    KILLED,
-    RUNNING,
-    STOPS,
-    all_ranks,
-    in_a_thread,
-    story,
-    until,
-)
 
 from hpctrain.errors import ExitCode
 from hpctrain.run.code import current_code
@@ -34,8 +23,10 @@ from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.startup import __version__
 from hpctrain.supervise.ranks import srun_command
+from tests.unit.fakes import NODE, Step, exit_record
+from tests.unit.supervising import COMPLETES, KILLED, RUNNING, STOPS, all_ranks, ends, in_a_thread, story, until
 
-FAILS = {**KILLED, "says": "srun: error: Node failure on n2\n"}
+FAILS = replace(KILLED, stderr="srun: error: Node failure on n2\n")
 SIGNALLED = {"message": "CppCompileError: C++ compile error", "stop_signal": int(signal.SIGTERM)}
 
 
@@ -57,7 +48,7 @@ def test_a_run_that_completes(slurm, supervisor):
 
 @pytest.mark.parametrize("word", ["trainer.max_steps=160", "trainer.max_epochs=20"])
 def test_a_completed_run_that_was_made_longer_continues(slurm, supervisor, word):
-    slurm.plan(COMPLETES, {"start": 80, "ranks": all_ranks("completed", 160), "saves": [160]})
+    slurm.plan(COMPLETES, ends("completed", 160, start=80))
     supervisor("trainer.max_steps=null").run()
     longer = supervisor("trainer.max_steps=null", word, SLURM_JOB_ID="8")
     assert longer.run() == ExitCode.FINISHED
@@ -66,7 +57,7 @@ def test_a_completed_run_that_was_made_longer_continues(slurm, supervisor, word)
 
 @pytest.mark.parametrize("reason", ["preempted", "time_limit"])
 def test_what_the_ranks_record_about_slurm_is_acted_upon(slurm, supervisor, reason):
-    slurm.plan({"start": 0, "ranks": all_ranks(reason, 14), "saves": [14], "code": 4})
+    slurm.plan(ends(reason, 14))
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, reason, 14, "requeue")]
@@ -74,7 +65,7 @@ def test_what_the_ranks_record_about_slurm_is_acted_upon(slurm, supervisor, reas
 
 
 def test_a_dead_rank_is_replaced_in_the_allocation_first(slurm, supervisor):
-    slurm.plan(KILLED, {**COMPLETES, "start": 10})
+    slurm.plan(KILLED, replace(COMPLETES, start=10))
     one = supervisor()
     assert one.run() == ExitCode.FINISHED
     assert story(one) == [(0, "infrastructure", 10, "restart"), (10, "completed", 80, None)]
@@ -82,7 +73,7 @@ def test_a_dead_rank_is_replaced_in_the_allocation_first(slurm, supervisor):
 
 
 def test_a_second_failure_of_the_allocation_leads_back_to_the_queue(slurm, supervisor):
-    slurm.plan(KILLED, {**KILLED, "start": 10, "saves": [20]})
+    slurm.plan(KILLED, replace(KILLED, start=10, saves=[20]))
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert [entry[3] for entry in story(one)] == ["restart", "requeue"]
@@ -90,15 +81,15 @@ def test_a_second_failure_of_the_allocation_leads_back_to_the_queue(slurm, super
 
 def test_a_node_that_fails_again_is_excluded_with_all_that_were_before(slurm, supervisor):
     slurm.plan(
-        {"start": 0, "saves": [10], "ranks": {"0": ("infrastructure", 10, {"blames_peer": True})}},
-        {"start": 10, "saves": [20], "ranks": {"0": ("infrastructure", 20, {"blames_peer": True})}},
+        Step(start=0, exits=[exit_record(0, "infrastructure", 10, blames_peer=True)], saves=[10]),
+        Step(start=10, exits=[exit_record(0, "infrastructure", 20, blames_peer=True)], saves=[20]),
+        first=2,
     )
     one = supervisor("cluster.exclude=n9")
     ledger = Ledger(one.directory)
     ledger.start(ledger.claim(), job_id="3", nodes=["n4"], world_size=2, step=0)
     facts = EndFacts(saved_step=5, suspects=("n4",), exclude=("n4",))
     ledger.end(1, facts, reason=Reason.INFRASTRUCTURE, step=5)
-    slurm.plan({}, *json.loads((slurm.home / "plan.json").read_text()))
     assert one.run() == ExitCode.INTERRUPTED
     assert [entry[3] for entry in story(one)] == [None, "restart", "resubmit"]
     assert "#SBATCH --exclude=n9,n4,n2" in slurm.submitted
@@ -109,11 +100,11 @@ def test_a_node_that_fails_again_is_excluded_with_all_that_were_before(slurm, su
 
 def test_suspects_come_from_where_the_ranks_began(slurm, supervisor):
     """SLURM 26.05 gives the first tasks to the nodes of the first switch, which need not be the first nodes."""
-    lost = {"0": ("infrastructure", 10, {"blames_peer": True})}
-    places = {"0": "n2", "1": "n1"}
+    lost = [exit_record(0, "infrastructure", 10, blames_peer=True)]
+    places = {0: "n2", 1: "n1"}
     slurm.plan(
-        {"start": 0, "saves": [10], "ranks": lost, "places": places},
-        {"start": 10, "saves": [20], "ranks": lost, "places": places},
+        Step(start=0, exits=lost, saves=[10], begun=places),
+        Step(start=10, exits=lost, saves=[20], begun=places),
     )
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
@@ -122,10 +113,10 @@ def test_suspects_come_from_where_the_ranks_began(slurm, supervisor):
 
 
 def test_the_node_of_a_rank_that_never_began_is_unknown(slurm, supervisor):
-    lost = {"0": ("infrastructure", 10, {"blames_peer": True})}
+    lost = [exit_record(0, "infrastructure", 10, blames_peer=True)]
     slurm.plan(
-        {"start": 0, "saves": [10], "ranks": lost, "places": {"1": None}},
-        {"start": 10, "saves": [20], "ranks": lost, "places": {"1": None}},
+        Step(start=0, exits=lost, saves=[10], begun={0: "n1"}),
+        Step(start=10, exits=lost, saves=[20], begun={0: "n1"}),
     )
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
@@ -136,24 +127,24 @@ def test_the_node_of_a_rank_that_never_began_is_unknown(slurm, supervisor):
 
 
 def test_srun_names_the_node_of_a_rank_that_was_killed_before_it_recorded_it(slurm, supervisor):
-    lost = {"0": ("infrastructure", 10, {"blames_peer": True})}
+    lost = [exit_record(0, "infrastructure", 10, blames_peer=True)]
     says = "srun: error: n2: task 1: Killed\n"
-    slurm.plan({"start": 0, "saves": [10], "ranks": lost, "places": {"1": None}, "says": says}, COMPLETES)
+    slurm.plan(Step(start=0, exits=lost, saves=[10], begun={0: "n1"}, stderr=says), COMPLETES)
     one = supervisor()
     one.run()
     assert one.ledger.attempt(1).suspects == ("n2",)
 
 
 def test_a_node_is_excluded_by_the_name_that_slurm_gives_it(slurm, supervisor):
-    ecc = {"1": ("infrastructure", 10, {"host": "node2.cluster.example", "message": "uncorrectable ECC error"})}
-    slurm.plan({"start": 0, "saves": [10], "ranks": ecc}, {"start": 10, "saves": [20], "ranks": ecc})
+    ecc = [exit_record(1, "infrastructure", 10, host="node2.cluster.example", message="uncorrectable ECC error")]
+    slurm.plan(Step(start=0, exits=ecc, saves=[10]), Step(exits=ecc, start=10, saves=[20]))
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert "#SBATCH --exclude=n2\n" in slurm.submitted
 
 
 def test_a_broken_node_is_excluded_though_no_step_was_saved(slurm, supervisor):
-    slurm.plan({"start": 0, "ranks": {"1": ("infrastructure", 5, {"message": "uncorrectable ECC error"})}})
+    slurm.plan(*[Step(start=0, exits=[exit_record(1, "infrastructure", 5, message="uncorrectable ECC error")])] * 2)
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "infrastructure", 5, "restart"), (0, "infrastructure", 5, "resubmit")]
@@ -161,7 +152,7 @@ def test_a_broken_node_is_excluded_though_no_step_was_saved(slurm, supervisor):
 
 
 def test_a_job_that_slurm_may_not_requeue_is_followed_by_a_new_one(slurm, supervisor):
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14))
     slurm.job(RUNNING.replace("Requeue=1", "Requeue=0"))
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
@@ -172,7 +163,7 @@ def test_a_job_that_slurm_may_not_requeue_is_followed_by_a_new_one(slurm, superv
 
 @pytest.mark.parametrize("reason", ["preempted", "interrupted"])
 def test_a_controller_that_is_silent_for_a_moment_costs_no_run(slurm, supervisor, reason):
-    slurm.plan({"start": 0, "ranks": all_ranks(reason, 14), "saves": [14], "job": STOPS["preempted"], "code": 4})
+    slurm.plan(ends(reason, 14, job=STOPS["preempted"]))
     slurm.fall_silent("scontrol", times=3)
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
@@ -190,7 +181,7 @@ def test_a_controller_that_is_silent_for_a_moment_costs_no_run(slurm, supervisor
     ],
 )
 def test_ranks_that_died_before_they_could_record_anything_did_not_fail(slurm, supervisor, stop, reason, follows):
-    slurm.plan({"job": STOPS[stop], "says": "srun: error: n1: task 0: Terminated\n", "code": 143})
+    slurm.plan(Step(job=STOPS[stop], stderr="srun: error: n1: task 0: Terminated\n", exit_code=143))
     one = supervisor()
     one.run()
     assert story(one) == [(0, reason, 0, follows)]
@@ -198,7 +189,7 @@ def test_ranks_that_died_before_they_could_record_anything_did_not_fail(slurm, s
 
 
 def test_ranks_that_could_not_ask_slurm_leave_that_to_the_supervisor(slurm, supervisor):
-    slurm.plan({"start": 0, "ranks": all_ranks("interrupted", 14), "saves": [14], "job": STOPS["preempted"], "code": 4})
+    slurm.plan(ends("interrupted", 14, job=STOPS["preempted"]))
     one = supervisor()
     one.run()
     assert story(one) == [(0, "preempted", 14, "requeue")]
@@ -206,8 +197,8 @@ def test_ranks_that_could_not_ask_slurm_leave_that_to_the_supervisor(slurm, supe
 
 @pytest.mark.parametrize("job", [RUNNING, ""], ids=["running", "SLURM doesn't answer"])
 def test_a_signal_that_slurm_does_not_explain_gets_new_ranks_and_never_a_requeue(slurm, supervisor, job):
-    stopped = {"ranks": all_ranks("interrupted", 14), "saves": [14], "job": job}
-    slurm.plan({**stopped, "start": 0}, {**stopped, "start": 14}, {**COMPLETES, "start": 14})
+    stopped = Step(exits=all_ranks("interrupted", 14), saves=[14], job=job)
+    slurm.plan(replace(stopped, start=0), replace(stopped, start=14), replace(COMPLETES, start=14))
     one = supervisor(silence_s=0)
     assert one.run() == ExitCode.FINISHED
     assert [(reason, follows) for _, reason, _, follows in story(one)] == [
@@ -218,7 +209,7 @@ def test_a_signal_that_slurm_does_not_explain_gets_new_ranks_and_never_a_requeue
 
 
 def test_unexplained_signals_end_the_run_after_the_budget_of_failures(slurm, supervisor):
-    slurm.plan({"start": 0, "ranks": all_ranks("interrupted", 14), "saves": [14]})
+    slurm.plan(*[ends("interrupted", 14)] * 3)
     one = supervisor("cluster.requeue.max_failures=2")
     assert one.run() == ExitCode.INTERRUPTED
     assert [entry[3] for entry in story(one)] == ["restart", "restart", None]
@@ -226,14 +217,14 @@ def test_unexplained_signals_end_the_run_after_the_budget_of_failures(slurm, sup
 
 
 def test_a_cancel_that_the_ranks_took_for_an_unexplained_signal_ends_the_run(slurm, supervisor):
-    slurm.plan({"start": 0, "ranks": all_ranks("interrupted", 14), "saves": [14], "job": STOPS["cancelled"]})
+    slurm.plan(ends("interrupted", 14, job=STOPS["cancelled"]))
     one = supervisor()
     assert one.run() == ExitCode.CANCELLED
     assert story(one) == [(0, "cancelled", 14, None)]
 
 
 def test_a_cancelled_run_is_never_requeued_though_it_was_preempted_as_well(slurm, supervisor):
-    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14, waits=True))
     one = supervisor()
     code = in_a_thread(one.run)
     until(lambda: one.ledger.last_claim() == 1)
@@ -246,7 +237,7 @@ def test_a_cancelled_run_is_never_requeued_though_it_was_preempted_as_well(slurm
 
 @pytest.mark.parametrize("silent", [0, 2])
 def test_a_job_that_its_user_cancels_while_the_ranks_save_is_not_revived(slurm, supervisor, silent):
-    slurm.plan({"start": 0, "ranks": all_ranks("time_limit", 14), "saves": [14], "job": STOPS["cancelled"], "code": 4})
+    slurm.plan(ends("time_limit", 14, job=STOPS["cancelled"]))
     slurm.fall_silent("scontrol", times=silent)
     one = supervisor()
     assert one.run() == ExitCode.CANCELLED
@@ -257,7 +248,7 @@ def test_a_job_that_its_user_cancels_while_the_ranks_save_is_not_revived(slurm, 
 
 def test_a_job_that_its_user_cancels_is_not_followed_by_a_new_one(slurm, supervisor):
     may_not = STOPS["cancelled"].replace("Requeue=1", "Requeue=0")
-    slurm.plan({"start": 0, "ranks": all_ranks("time_limit", 14), "saves": [14], "job": may_not, "code": 4})
+    slurm.plan(ends("time_limit", 14, job=may_not))
     assert supervisor().run() == ExitCode.CANCELLED
     assert not slurm.submitted
 
@@ -266,7 +257,7 @@ def test_a_job_that_its_user_cancels_is_not_followed_by_a_new_one(slurm, supervi
     "stop", ["time_limit_near", "time_limit_over", "preempted", "preempted_cancel", "preempted_cancel_without_grace"]
 )
 def test_a_job_that_slurm_itself_ends_is_requeued_all_the_same(slurm, supervisor, stop):
-    slurm.plan({"start": 0, "ranks": all_ranks("time_limit", 14), "saves": [14], "job": STOPS[stop], "code": 4})
+    slurm.plan(ends("time_limit", 14, job=STOPS[stop]))
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "time_limit", 14, "requeue")]
@@ -275,7 +266,7 @@ def test_a_job_that_slurm_itself_ends_is_requeued_all_the_same(slurm, supervisor
 
 def test_an_error_of_the_tasks_own_ends_the_run(slurm, supervisor, capfd):
     error = {"message": "ValueError: no", "traceback": "Traceback: here"}
-    slurm.plan({"start": 0, "ranks": all_ranks("failed", 6, **error), "code": 1})
+    slurm.plan(Step(start=0, exits=all_ranks("failed", 6, **error)))
     one = supervisor()
     assert one.run() == ExitCode.FAILED
     assert story(one) == [(0, "failed", 6, None)]
@@ -285,7 +276,7 @@ def test_an_error_of_the_tasks_own_ends_the_run(slurm, supervisor, capfd):
 
 
 def test_a_superseded_attempt_leaves_the_ledger_alone(slurm, supervisor):
-    slurm.plan({"start": 0, "touches": ["attempts/0002"], "code": 1})
+    slurm.plan(Step(start=0, is_superseded=True))
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "None", None, None)]
@@ -305,7 +296,7 @@ def test_an_error_after_a_signal_may_be_that_of_a_child_process(slurm, superviso
     error = SIGNALLED | {"stop_signal": int(number)}
     # the captured job's time is over by now
     record = re.sub(r" EndTime=\d+", f" EndTime={int(time.time()) + 90}", STOPS[stop])
-    slurm.plan({"start": 0, "ranks": all_ranks("failed", 6, **error), "job": record, "code": 1})
+    slurm.plan(Step(start=0, exits=all_ranks("failed", 6, **error), job=record))
     one = supervisor()
     one.run()
     assert story(one) == [(0, reason, 6, follows)]
@@ -313,7 +304,7 @@ def test_an_error_after_a_signal_may_be_that_of_a_child_process(slurm, superviso
 
 
 def test_an_error_that_follows_a_signal_twice_in_a_row_is_the_tasks(slurm, supervisor):
-    slurm.plan({"start": 0, "ranks": all_ranks("failed", 6, **SIGNALLED), "job": STOPS["preempted"], "code": 1})
+    slurm.plan(*[Step(start=0, exits=all_ranks("failed", 6, **SIGNALLED), job=STOPS["preempted"])] * 2)
     assert supervisor().run() == ExitCode.INTERRUPTED
     one = supervisor(SLURM_RESTART_COUNT="1")
     assert one.run() == ExitCode.FAILED
@@ -324,7 +315,7 @@ def test_an_error_that_follows_a_signal_twice_in_a_row_is_the_tasks(slurm, super
 def test_a_file_system_that_cannot_be_read_for_a_while_delays_the_outcome(
     slurm, supervisor, monkeypatch, times, follows
 ):
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.plan(ends("preempted", 14))
     one = supervisor(storage_s=60.0 if follows else 0.0)
     real, left = Path.iterdir, [times]
 
@@ -343,7 +334,7 @@ def test_a_file_system_that_cannot_be_read_for_a_while_delays_the_outcome(
 def test_a_node_that_dies_under_a_job_that_may_not_be_requeued_is_no_cancel(slurm, supervisor):
     slurm.nodes(("n1", "IDLE", 0), ("n2", "DOWN+NOT_RESPONDING", 0))
     died = STOPS["cancelled"].replace(" Reason=None", " Reason=NodeDown").replace("Requeue=1", "Requeue=0")
-    slurm.plan({"start": 0, "saves": [10], "job": died, "says": "srun: error: Node failure on n2\n", "code": 1})
+    slurm.plan(Step(start=0, saves=[10], job=died, stderr="srun: error: Node failure on n2\n"))
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "node_failure", 10, "resubmit")]
@@ -351,7 +342,7 @@ def test_a_node_that_dies_under_a_job_that_may_not_be_requeued_is_no_cancel(slur
 
 
 def test_a_spare_node_takes_the_place_of_one_that_died(slurm, supervisor):
-    slurm.plan({**FAILS, "nodes": down("n2")}, {**COMPLETES, "start": 10})
+    slurm.plan(replace(FAILS, nodes=down("n2")), replace(COMPLETES, start=10))
     one = supervisor("cluster.spare_nodes=1", SLURM_JOB_NODELIST="n[1-3]")
     assert one.run() == ExitCode.FINISHED
     assert story(one) == [(0, "node_failure", 10, "restart"), (10, "completed", 80, None)]
@@ -363,7 +354,7 @@ def test_a_spare_node_takes_the_place_of_one_that_died(slurm, supervisor):
 
 
 def test_without_a_spare_node_left_the_queue_gives_another(slurm, supervisor):
-    slurm.plan({**FAILS, "nodes": down("n2", "n3")})
+    slurm.plan(replace(FAILS, nodes=down("n2", "n3")))
     one = supervisor("cluster.spare_nodes=1", SLURM_JOB_NODELIST="n[1-3]")
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "node_failure", 10, "requeue")]
@@ -371,7 +362,7 @@ def test_without_a_spare_node_left_the_queue_gives_another(slurm, supervisor):
 
 
 def test_a_run_continues_on_fewer_nodes_when_one_died(slurm, supervisor):
-    slurm.plan({**FAILS, "nodes": down("n2")}, {**COMPLETES, "start": 10})
+    slurm.plan(replace(FAILS, nodes=down("n2")), replace(COMPLETES, start=10))
     one = supervisor("nodes=4", "cluster.min_nodes=2", SLURM_JOB_NODELIST="n[1-4]")
     assert one.run() == ExitCode.FINISHED
     assert story(one) == [(0, "node_failure", 10, "restart"), (10, "completed", 80, None)]
@@ -384,9 +375,9 @@ def test_a_run_continues_on_fewer_nodes_when_one_died(slurm, supervisor):
 
 def test_a_second_node_that_dies_is_not_counted_with_the_first(slurm, supervisor):
     slurm.plan(
-        {**FAILS, "nodes": down("n2")},
-        {**FAILS, "start": 10, "saves": [20], "nodes": down("n2", "n4")},
-        {**COMPLETES, "start": 20},
+        replace(FAILS, nodes=down("n2")),
+        replace(FAILS, start=10, saves=[20], nodes=down("n2", "n4")),
+        replace(COMPLETES, start=20),
     )
     one = supervisor("nodes=4", "cluster.min_nodes=2", "trainer.global_batch_size=12", SLURM_JOB_NODELIST="n[1-4]")
     assert one.run() == ExitCode.FINISHED
@@ -396,7 +387,7 @@ def test_a_second_node_that_dies_is_not_counted_with_the_first(slurm, supervisor
 
 
 def test_an_allocation_that_is_too_small_is_left_to_srun_to_refuse(slurm, supervisor):
-    slurm.plan({"start": 0, "code": 1, "says": "srun: error: Unable to create step"}, COMPLETES)
+    slurm.plan(Step(start=0, stderr="srun: error: Unable to create step"), COMPLETES)
     one = supervisor("nodes=4", "cluster.min_nodes=2", SLURM_JOB_NODELIST="n1")
     one.run()
     assert "--nodes=2 " in slurm.steps[0]
@@ -413,11 +404,11 @@ def test_a_job_may_get_fewer_nodes_than_before(slurm, supervisor, caplog):
 
 
 def test_a_node_that_fails_again_is_replaced_by_a_spare_one(slurm, supervisor):
-    lost = {"0": ("infrastructure", 10, {"blames_peer": True})}
+    lost = [exit_record(0, "infrastructure", 10, blames_peer=True)]
     slurm.plan(
-        {"start": 0, "saves": [10], "ranks": lost},
-        {"start": 10, "saves": [20], "ranks": lost},
-        {**COMPLETES, "start": 20},
+        Step(start=0, exits=lost, saves=[10]),
+        Step(start=10, exits=lost, saves=[20]),
+        replace(COMPLETES, start=20),
     )
     slurm.nodes(("n1", "IDLE", 0), ("n2", "IDLE", 0), ("n3", "IDLE", 0))
     one = supervisor("cluster.spare_nodes=1", SLURM_JOB_NODELIST="n[1-3]")
@@ -427,7 +418,7 @@ def test_a_node_that_fails_again_is_replaced_by_a_spare_one(slurm, supervisor):
 
 
 def test_an_end_that_can_t_be_recorded_at_once_is_recorded_as_soon_as_it_can_be(slurm, supervisor, caplog):
-    slurm.plan({**KILLED, "hides": "attempts.jsonl"}, {**COMPLETES, "start": 10})
+    slurm.plan(replace(KILLED, hides="attempts.jsonl"), replace(COMPLETES, start=10))
     one = supervisor()
     code = in_a_thread(one.run)
     until(lambda: "can't be recorded" in caplog.text)
@@ -470,7 +461,7 @@ def test_a_new_run_without_space_for_its_claim_has_failed(supervisor, capfd):
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_new_supervisor_ends_the_ranks_of_one_that_was_killed_in_the_same_allocation(slurm, supervisor, restarts):
-    slurm.plan({}, {**COMPLETES, "start": 14})
+    slurm.plan(replace(COMPLETES, start=14), first=2)
     one = supervisor(SLURM_RESTART_COUNT=restarts)
     claim = one.directory.attempt(one.ledger.claim())
     facts = StartFacts(restart_count=restarts)
@@ -486,7 +477,7 @@ def test_a_new_supervisor_ends_the_ranks_of_one_that_was_killed_in_the_same_allo
 
 
 def test_a_supervisor_whose_predecessor_recorded_the_end_looks_for_no_step(slurm, supervisor):
-    slurm.plan({}, COMPLETES)
+    slurm.plan(COMPLETES, first=2)
     one = supervisor()
     one.ledger.end(one.ledger.claim(), reason=Reason.INTERRUPTED, step=0)
     slurm.run_steps(one.directory.step_name, s7_0="never")
@@ -495,7 +486,7 @@ def test_a_supervisor_whose_predecessor_recorded_the_end_looks_for_no_step(slurm
 
 
 def test_a_supervisor_looks_for_no_step_of_an_attempt_before_the_requeue(slurm, supervisor):
-    slurm.plan({}, COMPLETES)
+    slurm.plan(COMPLETES, first=2)
     one = supervisor(SLURM_RESTART_COUNT="1")
     facts = StartFacts(restart_count=0)
     one.ledger.start(one.ledger.claim(), facts, job_id="7", nodes=["n1", "n2"], world_size=2, step=0)
@@ -519,7 +510,7 @@ def test_a_supervisor_looks_for_no_step_of_an_attempt_before_the_requeue(slurm, 
 def test_a_node_that_does_not_see_the_run_directory_is_named(slurm, supervisor, word, nodes, node, advice):
     says = "srun: error: task 1 launch failed: Slurmd could not connect IO\n"
     # srun, which is asked to end the step, would wait for rank 0
-    slurm.plan({"warns": says, "waits": True, "code": 137})
+    slurm.plan(Step(warning=says, waits=True, exit_code=137))
     words = [word] if "nodes" in word else ["nodes=1", word]
     one = supervisor("cluster.requeue.max_stalled_attempts=1", *words, SLURM_JOB_NODELIST=nodes)
     assert one.run() == ExitCode.FAILED
@@ -568,7 +559,7 @@ def test_ranks_import_from_the_copy(slurm, supervisor, project):
 def test_a_python_that_can_not_run_the_ranks_ends_the_run(slurm, supervisor, capfd, words, python):
     exited = "srun: error: n2: task 1: Exited with exit code 127\n"
     # the other rank was waiting for it, and srun asked it to stop
-    slurm.plan({"ranks": {"0": ("interrupted", 0, {})}, "says": exited, "code": 127})
+    slurm.plan(Step(exits=[exit_record(0, "interrupted", 0)], stderr=exited, exit_code=127))
     one = supervisor(*words)
     one.directory.rank_log(1).write_text("env: '/opt/venv/bin/python': No such file or directory\n")
     assert one.run() == ExitCode.FAILED
@@ -583,7 +574,7 @@ def test_a_python_that_can_not_run_the_ranks_ends_the_run(slurm, supervisor, cap
 
 def test_a_resume_with_the_same_python_ends_again_since_no_ranks_have_begun(slurm, supervisor):
     exited = "srun: error: n2: task 1: Exited with exit code 127\n"
-    refused = {"ranks": {"0": ("interrupted", 0, {})}, "says": exited, "code": 127}
+    refused = Step(exits=[exit_record(0, "interrupted", 0)], stderr=exited, exit_code=127)
     slurm.plan(refused, refused)
     one = supervisor()
     one.directory.rank_log(1).write_text("env: '/opt/venv/bin/python': No such file or directory\n")
@@ -596,8 +587,8 @@ def test_a_resume_with_the_same_python_ends_again_since_no_ranks_have_begun(slur
 def test_a_node_that_has_lost_the_python_does_not_end_a_run_whose_ranks_have_begun(slurm, supervisor):
     exited = "srun: error: n2: task 1: Exited with exit code 127\n"
     slurm.plan(
-        {"start": 0, "ranks": all_ranks("hang", 40), "saves": [40]},
-        {"ranks": {}, "says": exited, "code": 127},
+        ends("hang", 40),
+        Step(exits=[], stderr=exited, exit_code=127),
     )
     one = supervisor()
     one.directory.rank_log(1).write_text("env: '/opt/venv/bin/python': No such file or directory\n")
@@ -620,7 +611,7 @@ def test_an_srun_that_cannot_be_started_ends_the_attempt_in_one_line(slurm, supe
 
 def test_an_srun_that_is_lost_once_ranks_have_begun_may_come_back(slurm, supervisor):
     slurm.environ["PATH"] = str(slurm.home)
-    slurm.plan({"start": 0, "ranks": all_ranks("hang", 40), "saves": [40]})
+    slurm.plan(ends("hang", 40))
     one = supervisor()
     run = one.ranks.run
 

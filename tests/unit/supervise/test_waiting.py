@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
-from runs_before import end_attempt, run_before
-from supervising import COMPLETES, KILLED, RUNNING, STOPS, all_ranks, story
 
 from hpctrain.errors import ExitCode
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
+from tests.unit.runs_before import end_attempt, run_before
+from tests.unit.supervising import COMPLETES, KILLED, RUNNING, STOPS, ends, story
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def test_a_run_whose_state_slurm_does_not_tell_is_waited_for(slurm, supervisor, 
 
 def test_a_run_that_has_begun_does_not_look_again(slurm, supervisor, before):
     """The run before it has been resumed meanwhile."""
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4}, COMPLETES)
+    slurm.plan(ends("preempted", 14), COMPLETES)
     one = supervisor(f"after={before}")
     end_attempt(run_before(before), "completed", "20")
     assert one.run() == ExitCode.INTERRUPTED
@@ -178,7 +179,7 @@ def test_a_run_that_has_begun_does_not_look_again(slurm, supervisor, before):
 
 
 def test_a_run_that_continues_in_a_new_job_does_not_look_again(slurm, supervisor, before):
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4}, COMPLETES)
+    slurm.plan(ends("preempted", 14), COMPLETES)
     slurm.refuse_requeues()
     end_attempt(run_before(before), "completed", "20")
     one = supervisor(f"after={before}")
@@ -210,7 +211,7 @@ def test_ends_because_of_other_runs_are_no_attempts_without_progress(slurm, supe
     for _ in range(2):
         supervisor(f"after={before}").run()
     end_attempt(run_before(before), "completed", "20")
-    slurm.plan(COMPLETES, COMPLETES, {**KILLED, "saves": []}, {**COMPLETES, "saves": [80]})
+    slurm.plan(COMPLETES, COMPLETES, replace(KILLED, saves=[]), replace(COMPLETES, saves=[80]))
     one = supervisor(f"after={before}", SLURM_JOB_ID=9)
     assert one.run() == ExitCode.FINISHED
 

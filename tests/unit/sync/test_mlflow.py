@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from logged_run import LoggedRun
 
 from hpctrain.cli import main
 from hpctrain.errors import ExitCode
@@ -19,6 +18,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.mlflow import MAX_KEY_CHARS, MLflowServer
 from hpctrain.sync.sent_run import Row, Rows, describe
 from hpctrain.sync.service import NOTHING, ServiceError, ServiceSetupError, UntrustedServerError
+from tests.support.logged_run import LoggedRun
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 SECRET_ADDRESS = "https://bob:s3cret@host:5000/"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from logged_run import LoggedRun
 
 from hpctrain.cli import main
 from hpctrain.errors import ExitCode
 from hpctrain.sync.sender import SenderClaim
 from hpctrain.sync.sent_run import Rows
+from tests.support.logged_run import LoggedRun
 
 FILE = "sample_00000005.txt"
 

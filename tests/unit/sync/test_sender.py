@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_service import FakeService
-from logged_run import LoggedRun
 
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.run.directory import RunDirectory
@@ -25,6 +23,8 @@ from hpctrain.sync.sender import BusyError, Cursor, SenderClaim, cursor_path
 from hpctrain.sync.sent_run import identify
 from hpctrain.sync.service import ServiceError, ServiceSetupError
 from hpctrain.sync.transfer import Transfer, send_once
+from tests.support.fake_service import FakeService
+from tests.support.logged_run import LoggedRun
 
 KINDS = (True, False)
 

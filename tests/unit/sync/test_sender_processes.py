@@ -10,9 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_service import FakeService
-from logged_run import LoggedRun
-from supervising import until
 
 from hpctrain.config.logger import SERVICES, Logger, MLflow, Wandb
 from hpctrain.errors import ExitCode
@@ -21,6 +18,9 @@ from hpctrain.sync import transfer as transfers
 from hpctrain.sync.sender import Cursor
 from hpctrain.sync.sender_processes import Parent, SenderProcesses
 from hpctrain.sync.transfer import Transfer, send_during_training
+from tests.support.fake_service import FakeService
+from tests.support.logged_run import LoggedRun
+from tests.unit.supervising import until
 
 STUB = Path(__file__).parent / "programs"
 

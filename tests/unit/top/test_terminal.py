@@ -29,8 +29,7 @@ def test_hundreds_of_runs_cost_little():
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux isn't installed")
 def test_in_tmux(tmp_path):
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
-    from many_runs import ManyRuns
+    from tests.support.many_runs import ManyRuns
 
     made = ManyRuns(tmp_path, 8)
     socket = str(tmp_path / "tmux")

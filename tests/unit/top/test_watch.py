@@ -6,7 +6,6 @@ import os
 import shutil
 
 import pytest
-from fakes import FakeSlurm
 
 from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
@@ -18,6 +17,7 @@ from hpctrain.status.jobs import ASK_EVERY_S
 from hpctrain.status.run_status import read_statuses
 from hpctrain.status.state import RunState
 from hpctrain.top.watch import FIND_EVERY_S, READ_EVERY_S, Watch
+from tests.unit.fakes import FakeSlurm
 
 
 @pytest.fixture

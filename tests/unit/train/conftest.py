@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,12 +34,10 @@ from hpctrain.train.trained_module import GradientCheck, TrainedModule
 from hpctrain.train.training import build
 from hpctrain.train.update import JointUpdate, Update
 
-sys.path.append(str(Path(__file__).parent))  # for the module `small_task`, which configurations name
-
 CPU = torch.device("cpu")
 SMALL = (
     "task=custom",
-    "task._target_=small_task.Small",
+    "task._target_=tests.unit.train.small_task.Small",
     "trainer.global_batch_size=6",
     "trainer.micro_batch_size=3",
     "trainer.max_epochs=null",

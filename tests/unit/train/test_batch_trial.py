@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from fork_server import clean_environment
-from greedy import WORDS
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.resources import check_batch
 from hpctrain.config.stored import to_yaml
 from hpctrain.train.batch_trial import is_out_of_memory, trial_config
+from tests.unit.greedy import WORDS
 
 UNIT = Path(__file__).parents[1]
 PLENTY = 64 << 30
@@ -25,8 +24,7 @@ def tried(fork_server, tmp_path):
     def run(*words, size=1, limit_bytes=PLENTY):
         path = tmp_path / "config.yaml"
         path.write_text(to_yaml(Composer().compose([*WORDS, *words])))
-        places = clean_environment(UNIT)["PYTHONPATH"]
-        number = fork_server.start("greedy:trial", str(path), size, limit_bytes, folder=tmp_path, PYTHONPATH=places)
+        number = fork_server.start("tests.unit.greedy:trial", str(path), size, limit_bytes, folder=tmp_path)
         (done,) = fork_server.wait(number)
         return done, json.loads(done.result["printed"]) if done.result else None
 

@@ -8,8 +8,6 @@ import threading
 import time
 
 import pytest
-import small_callbacks
-from small_task import Small
 
 from hpctrain.callbacks import Callback
 from hpctrain.config.task_checks import CALLBACK, HOOKS
@@ -19,8 +17,10 @@ from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.train.callbacks import build_callbacks
 from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.training_log import TrainingLog
+from tests.unit.train import small_callbacks
+from tests.unit.train.small_task import Small
 
-RECORDER = "+callbacks.seen._target_=small_callbacks.Recorder"
+RECORDER = "+callbacks.seen._target_=tests.unit.train.small_callbacks.Recorder"
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def test_without_callbacks_nothing_is_called():
 
 
 def test_a_hook_that_isnt_overridden_isnt_called():
-    callbacks = build_callbacks({"failing": {"_target_": "small_callbacks.Failing"}})
+    callbacks = build_callbacks({"failing": {"_target_": "tests.unit.train.small_callbacks.Failing"}})
     assert [hook for hook in HOOKS if callbacks.hooks[hook]] == ["after_step"]
 
 
 def test_a_hook_that_the_constructor_sets_is_called():
-    (hook,) = build_callbacks({"late": {"_target_": "small_callbacks.SetLater"}}).hooks["after_step"]
+    (hook,) = build_callbacks({"late": {"_target_": "tests.unit.train.small_callbacks.SetLater"}}).hooks["after_step"]
     assert hook.call.__name__ == "_count"
 
 
@@ -163,7 +163,7 @@ def test_a_pass_of_a_callback_leaves_no_trace(attempt, directory, tmp_path):
     straight = digests(directory)
     directory.path.rename(tmp_path / "straight")
     directory.create(0o750)
-    assert attempt("trainer.ema_decay=0.5", "+callbacks.draw._target_=small_callbacks.Drawing").run()
+    assert attempt("trainer.ema_decay=0.5", "+callbacks.draw._target_=tests.unit.train.small_callbacks.Drawing").run()
     assert digests(directory) == straight
 
 
@@ -178,7 +178,7 @@ def test_a_pass_of_a_callback_leaves_no_trace(attempt, directory, tmp_path):
     ],
 )
 def test_logging_outside_of_the_steps_is_refused(attempt, directory, hook, method):
-    words = ("+callbacks.talking._target_=small_callbacks.Talking", f"+callbacks.talking.hook={hook}")
+    words = ("+callbacks.talking._target_=tests.unit.train.small_callbacks.Talking", f"+callbacks.talking.hook={hook}")
     signal = ("+task.signal_in=loss", "+task.signal_at=5") if hook == "on_stop" else ()
     trainer = attempt(*words, f"+callbacks.talking.method={method}", "trainer.max_steps=5", *signal)
     with pytest.raises(TaskError) as caught:
@@ -190,13 +190,16 @@ def test_logging_outside_of_the_steps_is_refused(attempt, directory, hook, metho
 
 
 def test_a_callback_that_evaluates_leaves_what_others_log(attempt, directory):
-    words = ("+callbacks.seeing._target_=small_callbacks.Seeing", "+callbacks.draw._target_=small_callbacks.Drawing")
+    words = (
+        "+callbacks.seeing._target_=tests.unit.train.small_callbacks.Seeing",
+        "+callbacks.draw._target_=tests.unit.train.small_callbacks.Drawing",
+    )
     assert attempt(*words, "trainer.max_steps=4").run()
     assert records(directory, "eval/mine") == [(4, 1.0)]
 
 
 def naming(entry, name, *words):
-    target = f"+callbacks.{entry}._target_=small_callbacks.Naming"
+    target = f"+callbacks.{entry}._target_=tests.unit.train.small_callbacks.Naming"
     return (target, f"+callbacks.{entry}.name={name}", *(f"+callbacks.{entry}.{word}" for word in words))
 
 
@@ -235,14 +238,14 @@ def test_a_mistake_in_what_a_callback_logs_names_the_callback(attempt):
 
 def test_an_error_in_a_callback_passes_through(attempt):
     with pytest.raises(ValueError, match="a mistake in a callback"):
-        attempt("+callbacks.bad._target_=small_callbacks.Failing").run()
+        attempt("+callbacks.bad._target_=tests.unit.train.small_callbacks.Failing").run()
 
 
 def test_an_error_at_the_end_loses_nothing_and_a_resume_calls_the_hook_again(attempt, directory, calls, monkeypatch):
     monkeypatch.setattr(TrainingLog, "complete", lambda log: calls.append(("complete", 0)))
     monkeypatch.setattr(Profiler, "finish", lambda profiler, step: calls.append(("finish", step)))
     with pytest.raises(ValueError, match="a mistake at the end"):
-        attempt("+callbacks.bad._target_=small_callbacks.FailingAtTheEnd").run()
+        attempt("+callbacks.bad._target_=tests.unit.train.small_callbacks.FailingAtTheEnd").run()
     assert calls == [("finish", 10), ("complete", 0)]
     before, metrics = digests(directory), directory.metrics.read_bytes()
     assert attempt(RECORDER).run()
@@ -253,7 +256,7 @@ def test_an_error_at_the_end_loses_nothing_and_a_resume_calls_the_hook_again(att
 
 def test_a_state_that_cant_be_saved_is_refused_before_the_first_step(attempt):
     with pytest.raises(TaskError, match=r"callbacks\.bad: Unsaveable\.state_dict\(\)\['file'\] is a .*object"):
-        attempt("+callbacks.bad._target_=small_callbacks.Unsaveable").run()
+        attempt("+callbacks.bad._target_=tests.unit.train.small_callbacks.Unsaveable").run()
 
 
 @pytest.mark.parametrize(
@@ -272,14 +275,14 @@ def test_a_state_that_cant_be_saved_is_refused_before_the_first_step(attempt):
 )
 def test_what_is_no_callback_is_refused(target, said):
     with pytest.raises(ConfigError, match=said) as caught:
-        build_callbacks({"mine": {"_target_": f"small_callbacks.{target}"}})
+        build_callbacks({"mine": {"_target_": f"tests.unit.train.small_callbacks.{target}"}})
     assert caught.value.key == "callbacks.mine._target_"
 
 
 @pytest.mark.parametrize("target", ["Other", "Misspelt", "Inherited", "Short", "Close", "Forgetful", "Async"])
 def test_the_source_shows_it_before_anything_runs(compose_small, target):
     with pytest.raises(ConfigError, match=r"^callbacks\.mine\._target_="):
-        compose_small(f"+callbacks.mine._target_=small_callbacks.{target}")
+        compose_small(f"+callbacks.mine._target_=tests.unit.train.small_callbacks.{target}")
 
 
 def test_time_ends_a_run_over_its_attempts(attempt, directory):
@@ -317,7 +320,7 @@ def test_training_time_is_that_of_the_checkpoints(lone_world, compose_small):
 
 
 def test_a_signal_counts_more_than_an_end(attempt, calls):
-    words = ("+callbacks.seen._target_=small_callbacks.Interrupted", "+callbacks.seen.end_after=2")
+    words = ("+callbacks.seen._target_=tests.unit.train.small_callbacks.Interrupted", "+callbacks.seen.end_after=2")
     stopped = attempt(*words)
     assert not stopped.run()
     assert stopped.step == 2

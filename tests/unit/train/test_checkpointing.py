@@ -7,7 +7,6 @@ import threading
 
 import pytest
 import torch
-from small_task import Small
 
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.read import load
@@ -20,6 +19,7 @@ from hpctrain.run.evaluation import Score
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.checkpointing import FIRST_AUTO_SAVE_S, Checkpointing, Start
 from hpctrain.train.training import build
+from tests.unit.train.small_task import Small
 
 
 @pytest.fixture

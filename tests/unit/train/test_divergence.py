@@ -55,7 +55,7 @@ def test_a_loss_that_overflowed_does_no_harm_if_its_update_was_skipped(divergenc
         divergence.check(9, {"train/loss": 1.0, "train/loss_scale": 0.25})
 
 
-LATE = ("checkpoint.keep_best=0", "task._target_=small_task.LateNan", "checkpoint.asynchronous=false")
+LATE = ("checkpoint.keep_best=0", "task._target_=tests.unit.train.small_task.LateNan", "checkpoint.asynchronous=false")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_task import Small
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -18,6 +17,7 @@ from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.tasks import Metric, PerSample, Task
 from hpctrain.train.task_metrics import MetricState, exact_bytes
 from hpctrain.train.training import build
+from tests.unit.train.small_task import Small
 
 
 @pytest.fixture
@@ -91,8 +91,10 @@ def test_nothing_is_evaluated_where_no_samples_are_held_out(compose_small, lone_
 def test_a_stop_abandons_it_and_leaves_the_random_state_and_the_tasks_state_alone(
     compose_small, lone_world, monkeypatch
 ):
-    monkeypatch.setattr("small_task.Small.state_dict", lambda task: task.calls, raising=False)
-    monkeypatch.setattr("small_task.Small.load_state_dict", lambda task, state: task.calls.update(state), raising=False)
+    monkeypatch.setattr("tests.unit.train.small_task.Small.state_dict", lambda task: task.calls, raising=False)
+    monkeypatch.setattr(
+        "tests.unit.train.small_task.Small.load_state_dict", lambda task, state: task.calls.update(state), raising=False
+    )
     handler = signal.getsignal(signal.SIGUSR1)
     request = StopRequest()
     request.install()
@@ -117,7 +119,7 @@ def test_a_model_may_keep_a_tensor_of_an_evaluation_for_its_training(compose_sma
                 self.table = torch.ones_like(features[0])
             return super().forward(features * self.table)
 
-    monkeypatch.setattr("small_task.Small.build_model", lambda task: Scaled(4, 3))
+    monkeypatch.setattr("tests.unit.train.small_task.Small.build_model", lambda task: Scaled(4, 3))
     training = build(compose_small(), lone_world)
     training.evaluation(agreement)
     training.step(0, iter(training.data.loader(0)))

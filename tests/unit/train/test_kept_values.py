@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from kept_values import DTYPES, KEEPERS, require_own
+
+from tests.support.kept_values import DTYPES, KEEPERS, require_own
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

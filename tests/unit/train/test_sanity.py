@@ -9,7 +9,6 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from small_task import Small
 from torch import nn
 
 from hpctrain.checkpoint.rng import rng_state
@@ -21,6 +20,7 @@ from hpctrain.train.evaluation import check_evaluation
 from hpctrain.train.modes import names_in_evaluation_mode
 from hpctrain.train.task_state import remember_attributes
 from hpctrain.train.training import build
+from tests.unit.train.small_task import Small
 
 
 @pytest.fixture

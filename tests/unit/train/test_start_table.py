@@ -33,7 +33,7 @@ def table(compose_small, lone_world, directory, caplog):
 def test_it_has_what_runs_where_and_how_it_is_divided(table, directory):
     found = table()
     assert found["run"] == f"{directory.as_typed}, attempt 2, steps 5 to 10"
-    assert found["task"] == "small_task.Small"
+    assert found["task"] == "tests.unit.train.small_task.Small"
     assert found["model"].endswith("Sequential: 67 parameters, 67 of them trained")
     assert found["where"] == "1 rank on here: CPU, 1 CPU core each"
     assert found["batch"] == "6 samples per step = 3 per forward x 2 accumulated x 1 rank"
@@ -79,7 +79,7 @@ def test_named_optimizers_show_their_loss_and_when_they_step(table):
     entry = "_target_: torch.optim.SGD, lr: 0.1"
     last = f"{entry}, loss: second_loss, every_steps: 2, schedule: {{kind: cosine, warmup_steps: 1}}"
     named = f'optimizer.named={{first: {{{entry}, match: "0.*"}}, last: {{{last}}}}}'
-    found = table("task._target_=small_task.TwoLosses", "optimizer=named", named, "schedule=constant")
+    found = table("task._target_=tests.unit.train.small_task.TwoLosses", "optimizer=named", named, "schedule=constant")
     assert found["optimizer 0"] == "first: SGD minimises loss in every step, schedule constant"
     assert found["optimizer 1"] == "last: SGD minimises second_loss every 2 steps, schedule cosine of its own"
 

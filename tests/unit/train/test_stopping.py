@@ -5,7 +5,6 @@ import signal
 import time
 
 import pytest
-from supervising import STOPS
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.errors import CheckpointError
@@ -14,6 +13,7 @@ from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.train.stopping import Stopping
+from tests.unit.supervising import STOPS
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_a_model_that_several_optimizers_trained_has_its_weights_and_their_avera
 
 
 def test_weights_that_checkpoints_leave_out_are_those_that_the_task_builds(trained, directory):
-    training, load = trained("task._target_=small_task.Adapted", "trainer.ema_decay=0.5")
+    training, load = trained("task._target_=tests.unit.train.small_task.Adapted", "trainer.ema_decay=0.5")
     assert set(torch.load(directory.checkpoint(10) / "model.pt", weights_only=True)) == {"2.weight", "2.bias"}
     assert equal(dict(load(averaged=False).named_parameters()), dict(training.module.named_parameters()))
     assert equal(dict(load()[2].named_parameters(prefix="2")), training.ema.averages)

@@ -8,7 +8,6 @@ import shutil
 import signal
 
 import pytest
-import small_task
 import torch
 from torch.utils.data import Dataset
 
@@ -19,6 +18,7 @@ from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import allow_start_over
 from hpctrain.run.ledger import Ledger
+from tests.unit.train import small_task
 
 
 def records(directory):

@@ -6,7 +6,6 @@ from itertools import islice
 
 import pytest
 import torch
-from small_task import Small
 from torch import nn
 from torch.utils.data import IterableDataset
 
@@ -15,6 +14,7 @@ from hpctrain.errors import TaskError
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.train.training import build
+from tests.unit.train.small_task import Small
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_the_first_micro_batch_is_read_again_without_a_change_of_the_runs_own_pa
 def test_what_prepare_draws_changes_nothing(compose_small, lone_world, monkeypatch):
     # a rank that has nothing to prepare draws nothing: neither do the others of a node, nor a resume
     expected = build(compose_small(), lone_world).module.state_dict()
-    monkeypatch.setattr("small_task.Small.prepare", lambda task: torch.rand(3))
+    monkeypatch.setattr("tests.unit.train.small_task.Small.prepare", lambda task: torch.rand(3))
     found = build(compose_small(), lone_world).module.state_dict()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_data_without_a_length_is_refused(compose_small, lone_world, monkeypatch):
-    monkeypatch.setattr("small_task.Small.train_dataset", lambda task: object())
+    monkeypatch.setattr("tests.unit.train.small_task.Small.train_dataset", lambda task: object())
     with pytest.raises(TaskError, match="object can't be used as a dataset: expected __len__"):
         build(compose_small(), lone_world)
 
@@ -136,8 +136,8 @@ def test_a_task_changes_modes_in_its_loss_by_the_modules_that_it_built(
 
 
 def test_a_task_with_half_of_a_state_is_refused_before_its_data_is_read(compose_small, lone_world, monkeypatch):
-    monkeypatch.setattr("small_task.Small.state_dict", dict, raising=False)
-    monkeypatch.setattr("small_task.Small.train_dataset", lambda task: pytest.fail("the data is read"))
+    monkeypatch.setattr("tests.unit.train.small_task.Small.state_dict", dict, raising=False)
+    monkeypatch.setattr("tests.unit.train.small_task.Small.train_dataset", lambda task: pytest.fail("the data is read"))
     with pytest.raises(TaskError, match="Small has state_dict, but no load_state_dict"):
         build(compose_small(), lone_world)
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from full_disk import full_disk
 
 from hpctrain.data.fetch import BatchFetcher, TensorBatches
 from hpctrain.data.loader import TrainLoader
@@ -18,6 +17,7 @@ from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.train.checkpointing import Start
 from hpctrain.train.training import build
 from hpctrain.train.training_log import TrainingLog, cut_sample_logs, log_samples
+from tests.support.full_disk import full_disk
 
 PLAN = BatchPlan(num_samples=9, global_batch_size=4, micro_batch_size=1, world_size=2, drop_last=False)
 """Steps of four, four and one; two micro-batches per rank and full step."""

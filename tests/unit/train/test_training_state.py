@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from small_task import Small
-
 from hpctrain.checkpoint.compare_saves import compare_saves
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.train.training import build
 from hpctrain.train.training_state import Weights, training_state
+from tests.unit.train.small_task import Small
 
 KEYS = {
     *("best", "callbacks", "ema", "ending", "evaluation_due", "evaluation_mode", "loss_weights", "meter"),
