@@ -123,6 +123,37 @@ def write_atomic(
         fsync_directory(path.parent)
 
 
+def write_new(path: Path, content: str, *, mode: int = 0o666) -> bool:
+    """Write a file that must not exist yet, durably; of several processes that do so at once, one succeeds.
+
+    A link fails if its name is taken, and a rename doesn't (POSIX link(2), atomic on NFS).
+
+    Args:
+        path: the file; its directory exists.
+        content: the whole content.
+        mode: as for `write_atomic`.
+
+    Returns:
+        Whether this call wrote it; not if the name is taken.
+
+    Raises:
+        OSError: as from `write_atomic`.
+    """
+    temporary = temporary_name(path)
+    with errors_naming(path):
+        write_atomic(temporary, content, mode=mode)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            # NFS repeats a request whose answer was lost, and then reports that the name is taken: by this file
+            if temporary.stat().st_nlink != 2:
+                return False
+        finally:
+            temporary.unlink(missing_ok=True)
+    fsync_directory(path.parent)
+    return True
+
+
 def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -> None:
     """Write one JSON object, indented, atomically."""
     write_atomic(path, json.dumps(record, indent=2) + "\n", durable=durable)

@@ -18,17 +18,15 @@ import hpctrain
 from hpctrain.errors import RunFailedError
 from hpctrain.files import LARGEST_LOG_BYTES, read_json_lines
 from hpctrain.phrases import counted, listed
+from hpctrain.results.run_comparison import logged_metrics
 from hpctrain.run.checkpoints import CheckpointInfo, newest_intact
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.saves import last_save, unreported_files
-from hpctrain.status.metrics import read_metrics
 
 Metrics = Mapping[str, Mapping[int, float]]
 """Values by name and step."""
 COMPARED_FIELDS = {"steps": "step", "samples seen": "samples_seen", "weights digest": "weights_digest"}
 """Fields of the newest checkpoints that are compared: a field of `CheckpointInfo` by its name in the table."""
-SPEED = ("throughput/*", "memory/*", "*_per_second", "*_runtime")
-"""Patterns of metrics of the machine, which differ from run to run; the last two are those of transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,7 @@ class ComparisonRow:
 def read_result(directory: RunDirectory) -> TrainingResult:
     """Read a run's metrics, its sample logs, and every byte of its newest checkpoint."""
     newest, _ = newest_intact(directory)
-    return TrainingResult(newest=newest, metrics=metrics_of(directory), samples=_read_samples(directory))
+    return TrainingResult(newest=newest, metrics=logged_metrics(directory), samples=_read_samples(directory))
 
 
 def compare(straight: TrainingResult, interrupted: TrainingResult) -> list[ComparisonRow]:
@@ -93,21 +91,6 @@ def compare_metrics(straight: Metrics, interrupted: Metrics) -> list[ComparisonR
     """Compare each series of metrics, step by step."""
     names = sorted(straight.keys() | interrupted.keys())
     return [_compare_series(name, straight.get(name, {}), interrupted.get(name, {})) for name in names]
-
-
-def metrics_of(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict[str, dict[int, float]]:
-    """Read a run's metrics: name -> step -> value, without those of the machine.
-
-    Args:
-        directory: of the run.
-        ignored: patterns of the names of further metrics to leave out.
-    """
-    series: dict[str, dict[int, float]] = {}
-    for record in read_metrics(directory.metrics):
-        for name, value in record.values.items():
-            if not _matches(name, (*SPEED, *ignored)):
-                series.setdefault(name, {})[record.step] = value
-    return series
 
 
 def _read_samples(directory: RunDirectory) -> dict[int, dict[int, tuple[int, ...]]]:

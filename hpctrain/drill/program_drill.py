@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import ProgramConfig
-from hpctrain.drill.comparison import ComparisonRow, compare_last_saves, compare_metrics, compare_values, metrics_of
+from hpctrain.drill.comparison import ComparisonRow, compare_last_saves, compare_metrics, compare_values
 from hpctrain.drill.drill import FORCED, Drill, Plan, Report, TimePlan, duration_s, steps_in, unproven
 from hpctrain.drill.launched_run import LaunchedRun
 from hpctrain.errors import RunFailedError
 from hpctrain.phrases import listed
+from hpctrain.results.run_comparison import logged_metrics
 from hpctrain.run.code import current_code, read_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
@@ -53,7 +54,7 @@ class ProgramDrill(Drill):
         self._refuse_shared_save(straight)
         interrupted, interruptions = self._run_interrupted(words, self._plan(run, last))
         saves = compare_last_saves(straight, interrupted, self.ignored)
-        metrics = [metrics_of(directory, self.ignored) for directory in (straight, interrupted)]
+        metrics = [logged_metrics(directory, self.ignored) for directory in (straight, interrupted)]
         return Report(
             straight=straight,
             interrupted=interrupted,

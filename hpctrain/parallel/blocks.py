@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -26,7 +26,8 @@ def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.
     """
     if not patterns:
         return {name: module for name, module in _repeated(model, "") if not _shares(model, module)}
-    chosen = _matching(model, patterns)
+    modules = {name: module for name, module in model.named_modules() if name and _has_parameters(module)}
+    chosen = outermost_matching(modules, patterns, "parallel.blocks", "matches no module with parameters")
     if sharing := [name for name, module in chosen.items() if _shares(model, module)]:
         problem = f"shares parameters with the rest of the model: {listed(sharing)}"
         raise ConfigError("parallel.blocks", list(patterns), problem, "leave it out")
@@ -39,18 +40,29 @@ def matches_name(name: str, pattern: str) -> bool:
     return len(parts) == len(pattern_parts) and all(map(fnmatchcase, parts, pattern_parts))
 
 
-def _matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
-    modules = {name: module for name, module in model.named_modules() if name and _has_parameters(module)}
+def outermost_matching(
+    modules: Mapping[str, nn.Module], patterns: Sequence[str], key: str, problem: str
+) -> dict[str, nn.Module]:
+    """Return the modules whose names match patterns, without those inside another one that matches.
+
+    Args:
+        modules: by name, in the model's order.
+        patterns: names as `matches_name` takes them.
+        key: of the configuration that has the patterns.
+        problem: what a pattern does that matches none.
+
+    Raises:
+        ConfigError: a pattern matches none.
+    """
     for pattern in patterns:
         if not any(matches_name(name, pattern) for name in modules):
-            problem = "matches no module with parameters"
-            raise ConfigError("parallel.blocks", pattern, problem, f"the model has {listed(modules)}")
-    blocks: dict[str, nn.Module] = {}
+            raise ConfigError(key, pattern, problem, f"the model has {listed(modules)}")
+    matching: dict[str, nn.Module] = {}
     for name, module in modules.items():
-        inside = any(name.startswith(f"{outer}.") for outer in blocks)
+        inside = any(name.startswith(f"{outer}.") for outer in matching)
         if not inside and any(matches_name(name, pattern) for pattern in patterns):
-            blocks[name] = module
-    return blocks
+            matching[name] = module
+    return matching
 
 
 def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

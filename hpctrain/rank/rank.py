@@ -204,19 +204,9 @@ class Rank:
             return False
 
     @property
-    def is_cancelled(self) -> bool:
-        """Whether the user has cancelled its attempt, once that is known."""
-        return self.member is not None and self.member.claim.is_cancelled
-
-    @property
     def stacks(self) -> Path | None:
         """The file for its stacks, once its attempt is known."""
         return None if self.member is None else self.member.stacks
-
-    @property
-    def stacks_request(self) -> Path | None:
-        """The file by which other processes request stacks, once its attempt is known."""
-        return None if self.member is None else self.member.stacks_request
 
     @property
     def description(self) -> str:

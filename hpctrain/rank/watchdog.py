@@ -51,7 +51,6 @@ class Watchdog:
         self._tick_s = tick_s
         self._thread_id = threading.get_ident()
         self._timer = StackTimer(ends_process=rank.program is None)
-        self._requests: StacksRequests | None = None
         self._stopped = threading.Event()
         # two threads: one looks for requests on a file system that may be the very thing that hangs
         self._watcher = threading.Thread(target=self._watch, name="hpctrain-watchdog", daemon=True)
@@ -91,20 +90,15 @@ class Watchdog:
 
     def _listen(self) -> None:
         _block_signals()
+        requests: StacksRequests | None = None
         while not self._stopped.wait(REQUESTS_EVERY_S):
-            if self._rank.is_cancelled and self._rank.stop.last_signal is None:
+            if (member := self._rank.member) is None:
+                continue
+            if member.claim.is_cancelled and self._rank.stop.last_signal is None:
                 self._rank.stop.ask(signal.SIGTERM)
-            self._answer()
-
-    def _answer(self) -> None:
-        path = self._rank.stacks_request
-        if path is None:
-            return
-        if self._requests is None:
-            self._requests = StacksRequests(path)
-        token = self._requests.new()
-        if token is not None:
-            self._write("stacks as requested", token)
+            requests = requests or StacksRequests(member.stacks_request)
+            if (token := requests.new()) is not None:
+                self._write("stacks as requested", token)
 
     def _write(self, why: str, token: str) -> None:
         path = self._rank.stacks

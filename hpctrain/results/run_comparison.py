@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,7 +19,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.status.metrics import read_metrics
 
 MACHINE_METRICS = ("throughput/*", "memory/*", "*_per_second", "*_runtime")
-"""Patterns of metrics that differ from run to run."""
+"""Patterns of metrics of the machine, which differ from run to run; the last two are those of transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +52,15 @@ class FirstDifference:
 
 def find_first_difference(first: RunDirectory, second: RunDirectory) -> FirstDifference:
     """Compare the metrics that both runs logged at the same steps, and the digests of their checkpoints' weights."""
-    mine, theirs = _by_step(first), _by_step(second)
-    step, metrics = None, {}
-    metric_names: set[str] = set()
-    num_steps = 0
-    for common_step in sorted(mine.keys() & theirs.keys()):
-        names = sorted(mine[common_step].keys() & theirs[common_step].keys())
-        metric_names.update(names)
-        num_steps += bool(names)
-        pairs = {name: (mine[common_step][name], theirs[common_step][name]) for name in names}
-        # as text, which is exact, because NaN isn't equal to itself
-        metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
-        if metrics:
-            step = common_step
-            break
+    mine, theirs = _readable_metrics(first), _readable_metrics(second)
+    common = {name: mine[name].keys() & theirs[name].keys() for name in mine.keys() & theirs.keys()}
+    places = ((step, name) for name, steps in common.items() for step in steps)
+    # as text, which is exact, because NaN isn't equal to itself
+    differences = sorted((step, name) for step, name in places if repr(mine[name][step]) != repr(theirs[name][step]))
+    first_step = differences[0][0] if differences else None
+    metrics = {name: (mine[name][step], theirs[name][step]) for step, name in differences if step == first_step}
+    num_metrics = sum(map(bool, common.values()))
+    num_steps = len(set[int]().union(*common.values()))
     equal = differing = None
     num_checkpoints = 0
     for saved_step in sorted(set(first.checkpoint_steps()) & set(second.checkpoint_steps())):
@@ -77,17 +72,32 @@ def find_first_difference(first: RunDirectory, second: RunDirectory) -> FirstDif
             differing = saved_step
             break
         equal = saved_step
-    return FirstDifference(step, metrics, differing, equal, len(metric_names), num_steps, num_checkpoints)
+    return FirstDifference(first_step, metrics, differing, equal, num_metrics, num_steps, num_checkpoints)
 
 
-def _by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
-    values: dict[int, dict[str, float]] = {}
+def logged_metrics(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict[str, dict[int, float]]:
+    """Read a run's metrics: name -> step -> value, without those of the machine.
+
+    Args:
+        directory: of the run.
+        ignored: patterns of the names of further metrics to leave out.
+
+    Raises:
+        OSError: metrics.jsonl exists and can't be read.
+    """
+    metrics: dict[str, dict[int, float]] = {}
+    for record in read_metrics(directory.metrics):
+        for name, value in record.values.items():
+            if not any(fnmatchcase(name, pattern) for pattern in (*MACHINE_METRICS, *ignored)):
+                metrics.setdefault(name, {})[record.step] = value
+    return metrics
+
+
+def _readable_metrics(directory: RunDirectory) -> dict[str, dict[int, float]]:
     with contextlib.suppress(OSError):
-        for record in read_metrics(directory.metrics):
-            for name, value in record.values.items():
-                if not any(fnmatchcase(name, pattern) for pattern in MACHINE_METRICS):
-                    values.setdefault(record.step, {})[name] = float(value)
-    return values
+        metrics = logged_metrics(directory)
+        return {name: {step: float(value) for step, value in values.items()} for name, values in metrics.items()}
+    return {}
 
 
 def _digest(directory: RunDirectory, step: int) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,33 +47,17 @@ class GrowingFile:
         path: the file.
         start: the byte at which the first read begins; negative, as in a slice, for the first line that begins so many
             bytes before the end of the file.
-        trusted_s: seconds for which the file isn't opened if its size and time are those of the last read. Over NFS,
-            only an open is sure to show what another machine has appended, but a stat costs a tenth of one.
         opener: opens the file for reading.
-        clock: monotonic seconds.
 
     Attributes:
         position: the byte at which the next read begins. Given as `start`, it continues in another process.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        start: int = 0,
-        *,
-        trusted_s: float = 0.0,
-        opener: Callable[[Path], BinaryIO] = open_file,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, path: Path, start: int = 0, *, opener: Callable[[Path], BinaryIO] = open_file) -> None:
         self.path = path
         self.position = max(0, start)
-        self._name = str(path)
         self._start = start
-        self._trusted_s = trusted_s
         self._opener = opener
-        self._clock = clock
-        self._opened = float("-inf")
-        self._last_state: tuple[int, int, int] | None = None
         self._inode: int | None = None
         self._before = b""
 
@@ -98,22 +81,14 @@ class GrowingFile:
 
     def _appended(self, max_bytes: int, *, whole_lines: bool) -> Appended:
         try:
-            status = os.stat(self._name) if self._trusted_s else None  # noqa: PTH116 - a third of the time of Path.stat
-            state = None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
-            if state is not None and state == self._last_state and self._clock() - self._opened < self._trusted_s:
-                return NOTHING
             with self._opener(self.path) as file:
-                self._opened = self._clock()
-                appended, is_rest = self._read(file.fileno(), max_bytes, whole_lines=whole_lines)
+                return self._read(file.fileno(), max_bytes, whole_lines=whole_lines)
         except FileNotFoundError:
             appended = Appended(anew=self._inode is not None and self.position > 0)
             self._forget()
             return appended
-        self._last_state = state if is_rest else None
-        return appended
 
-    def _read(self, descriptor: int, max_bytes: int, *, whole_lines: bool) -> tuple[Appended, bool]:
-        """Return what was appended, and whether no more of it is left."""
+    def _read(self, descriptor: int, max_bytes: int, *, whole_lines: bool) -> Appended:
         status = os.fstat(descriptor)
         anew = self._inode is not None and not self._continues(descriptor, status)
         if anew:
@@ -133,7 +108,7 @@ class GrowingFile:
             data = data[: data.rfind(b"\n") + 1 or (len(data) if unread > max_bytes else 0)]
         self.position += len(data)
         self._before = (self._before + data)[-_REMEMBERED:]
-        return Appended(data.partition(b"\n")[2] if skips else data, anew), unread <= max_bytes
+        return Appended(data.partition(b"\n")[2] if skips else data, anew)
 
     def _continues(self, descriptor: int, status: os.stat_result) -> bool:
         """Whether the file is the one that was read; one that replaces it may get its inode's number."""
@@ -145,7 +120,6 @@ class GrowingFile:
         self._start = min(0, self._start)
         self.position = 0
         self._inode = None
-        self._last_state = None
         self._before = b""
 
 

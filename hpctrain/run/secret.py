@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from hpctrain.errors import RendezvousError
-from hpctrain.files import read_bytes, temporary_name, write_atomic
+from hpctrain.files import read_bytes, write_atomic, write_new
 from hpctrain.retry import retry
 
 VARIABLE = "HPCTRAIN_SECRET"
@@ -75,7 +75,8 @@ def user_secret(variables: Mapping[str, str]) -> bytes:
         path = Path(variables.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpctrain" / FILE_NAME
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write_once(path)
+            # ranks that start together all come here
+            write_new(path, _new_secret(), mode=0o600)
         with path.open("rb") as file:
             secret, status = file.read(), os.fstat(file.fileno())
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
@@ -99,14 +100,3 @@ def _long_enough(secret: bytes, place: str) -> bytes:
 
 def _new_secret() -> str:
     return secrets.token_hex(32)
-
-
-def _write_once(path: Path) -> None:
-    # ranks that start together all come here: a link fails if the file exists, on NFS as well, and a rename doesn't
-    temporary = temporary_name(path)
-    write_atomic(temporary, _new_secret(), mode=0o600)
-    try:
-        with contextlib.suppress(FileExistsError):  # another rank was faster
-            os.link(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

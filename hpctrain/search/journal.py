@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import IrregularFileError, errors_naming, fsync_directory, on_each_file, read_json, temporary_name
+from hpctrain.files import IrregularFileError, on_each_file, read_json, write_new
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import MODES
 from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TIME, FieldType, field_types, up_to
@@ -86,8 +86,8 @@ class SearchDecision:
 class Journal:
     """The decisions of a search, one per file, numbered without gaps.
 
-    A decision is published by linking a complete file to the next number, which fails if another process has taken the
-    number (POSIX link(2), atomic on NFS). So processes need no lock, and one that is killed leaves nothing behind that
+    A decision is published as a complete file with the next number, which fails if another process has taken the
+    number. So processes need no lock, and one that is killed leaves nothing behind that
     another has to wait for.
 
     Args:
@@ -134,23 +134,10 @@ class Journal:
         Raises:
             OSError: the file system's error.
         """
-        path = self._path(len(self.decisions) + 1)
-        temporary = temporary_name(path)
         data = json.dumps(decision.as_record(), allow_nan=False) + "\n"
-        try:
-            with errors_naming(path), self._home.permissions(), temporary.open("x") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                # NFS repeats a request whose answer was lost, and then reports that the name is taken: by this file
-                if temporary.stat().st_nlink != 2:
-                    return False
-        finally:
-            temporary.unlink(missing_ok=True)
-        fsync_directory(self.folder)
+        with self._home.permissions():
+            if not write_new(self._path(len(self.decisions) + 1), data):
+                return False
         self._add(decision)
         return True
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -43,29 +43,6 @@ T = TypeVar("T")
 
 STORAGE_S = 60.0
 """Seconds to retry I/O in the sweep's folder while its file system is unavailable."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """A run that a task is to train.
-
-    Attributes:
-        run: its number.
-        rung: the rung that it is to pass.
-        pause_at_step: the step of that rung; None to train to the end.
-        drawn: what the sampler drew for the run; empty where its configuration is known already.
-    """
-
-    run: int
-    rung: int = 0
-    pause_at_step: int | None = None
-    drawn: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def overrides(self) -> list[str]:
-        """The values that were drawn, as overrides."""
-        params = self.drawn.get("params", {})
-        return [f"{key}={repr(value) if isinstance(value, float) else value}" for key, value in params.items()]
 
 
 ALGORITHMS: Mapping[str, type[Algorithm]] = {"grid": Grid, "random": Random, "asha": Asha, "optuna": OptunaStudy}
@@ -131,8 +108,10 @@ class Search:
             if not self._journal.read() and end is None:
                 return self._journal.state
 
-    def ask(self, task: str, *, max_new_runs: int | None = 1) -> Assignment | None:
-        """Return the run that a task is to train next; None if nothing is left for it.
+    def ask(self, task: str, *, max_new_runs: int | None = 1) -> SearchDecision | None:
+        """Return the begin of the run that a task is to train next; None if nothing is left for it.
+
+        It also has what the sampler drew when the run was begun for the first time.
 
         The order is: the run that the task was given before, runs whose task is gone, runs that may pass another rung,
         and a new run. Runs that were killed, or crashed, before they recorded their end come last, since another crash
@@ -152,10 +131,7 @@ class Search:
             if begin is None:
                 return None
             if unfinished is not None or self._journal.publish(begin):
-                pause = self.algorithm.pause_at_step(begin.rung)
-                return Assignment(
-                    run=begin.run, rung=begin.rung, pause_at_step=pause, drawn=state.first.get(begin.run, begin).drawn
-                )
+                return replace(begin, drawn=state.first.get(begin.run, begin).drawn)
 
     def release(self, decisions: Iterable[SearchDecision]) -> None:
         """Let any task continue runs whose own task is gone, or that failed or were cancelled.
@@ -279,29 +255,29 @@ def train_assigned(
     codes: list[int] = []
     while True:
         search = _retry(_with_current_record, search)
-        assignment = _retry(search.ask, task, max_new_runs=max_new_runs)
-        if assignment is None:
+        begin = _retry(search.ask, task, max_new_runs=max_new_runs)
+        if begin is None:
             return next(iter(codes), ExitCode.FINISHED)
         code: int = ExitCode.FAILED
         ends_at_once = False
         try:
-            plan = _retry(plan_assigned, search, assignment)
+            plan = _retry(plan_begun_run, search, begin)
         except ConfigError as error:
-            print(f"{ERROR_PREFIX}run {assignment.run}: {error}", file=sys.stderr, flush=True)
-            _retry(search.fail, assignment.run, assignment.rung)
+            print(f"{ERROR_PREFIX}run {begin.run}: {error}", file=sys.stderr, flush=True)
+            _retry(search.fail, begin.run, begin.rung)
         else:
-            print(_heading(assignment, plan), flush=True)
+            print(_heading(search, begin, plan), flush=True)
             code, ends_at_once = train(plan)
         if code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
             codes.append(code)
         if ends_at_once:
             return code
         state = _retry(search.state)
-        begin = state.active.get(assignment.run)
-        if begin is not None and begin.task == task:
+        active = state.active.get(begin.run)
+        if active is not None and active.task == task:
             # neither paused nor ended: it is left to `resume`
             return code or ExitCode.INTERRUPTED
-        if (passed := state.ends.get((assignment.run, assignment.rung))) is not None:
+        if (passed := state.ends.get((begin.run, begin.rung))) is not None:
             print(_result(passed), flush=True)
 
 
@@ -358,20 +334,20 @@ def is_stopped(run: RunDirectory, code: int) -> bool:
     return not (attempts and attempts[-1].reason is Reason.PAUSED)
 
 
-def plan_assigned(search: Search, assignment: Assignment) -> RunPlan:
+def plan_begun_run(search: Search, begin: SearchDecision) -> RunPlan:
     """Make the directory of a run, if it has none, and store until which step it is to be trained.
 
     Raises:
         ConfigError: the values that were drawn don't fit together.
         RunDirectoryError: the directory can't be written.
     """
-    directory, record = search.directory(assignment.run), search.algorithm.record
+    directory, record = search.directory(begin.run), search.algorithm.record
     if not directory.config.is_file():
         if search.algorithm.knows_runs:
             raise RunDirectoryError(f"{directory.path}: its config.yaml is gone; restore it, or remove the folder")
         # the task that began to make it was killed: the journal gave the number to this task alone
         shutil.rmtree(directory.path, ignore_errors=True)
-        run = drawn_run(search.home, record, assignment)
+        run = drawn_run(search.home, record, begin.drawn)
         return prepare(
             run.at(directory.path).config,
             record.command,
@@ -381,13 +357,13 @@ def plan_assigned(search: Search, assignment: Assignment) -> RunPlan:
             code=LaunchCode(search.home),
         )
     # no line on the changed key: all that changes is the step of the pause, which the search decides
-    pause = assignment.pause_at_step
+    pause = search.algorithm.pause_at_step(begin.rung)
     changes = [] if pause is None else [f"{PAUSE}={pause}"]
     return prepare(changed_config(directory, changes, None), record.command, report=lambda _line: None)
 
 
-def drawn_run(home: RunDirectory, record: SweepRecord, assignment: Assignment) -> SweepRun:
-    """Compose a run from the values that were drawn for it, with the configuration files that were submitted.
+def drawn_run(home: RunDirectory, record: SweepRecord, drawn: Mapping[str, Any]) -> SweepRun:
+    """Compose a run from what was drawn for it, with the configuration files that were submitted.
 
     Raises:
         ConfigError: the values don't fit together.
@@ -401,9 +377,9 @@ def drawn_run(home: RunDirectory, record: SweepRecord, assignment: Assignment) -
     fixed = [override.partition("=")[0] for override in record.fixed]
     # a key that doesn't exist without the sweep was typed with a plus sign
     typed_keys = {key.lstrip("+"): key for key in record.space}
-    pairs = (override.partition("=") for override in assignment.overrides)
-    drawn = [f"{typed_keys.get(key, key)}={value}" for key, _, value in pairs]
-    return SweepRun.compose(composer, [*record.fixed, *drawn], fixed)
+    values = {typed_keys.get(key, key): value for key, value in drawn.get("params", {}).items()}
+    overrides = [f"{key}={repr(value) if isinstance(value, float) else value}" for key, value in values.items()]
+    return SweepRun.compose(composer, [*record.fixed, *overrides], fixed)
 
 
 def _in_copy(code: CodeSnapshot | None, folder: str | None) -> str | None:
@@ -415,12 +391,13 @@ def _in_copy(code: CodeSnapshot | None, folder: str | None) -> str | None:
     return str(copied) if not place.startswith("..") and copied.is_dir() else folder
 
 
-def _heading(assignment: Assignment, plan: RunPlan) -> str:
+def _heading(search: Search, begin: SearchDecision, plan: RunPlan) -> str:
     """Say which run begins or continues, and to which step."""
     verb = "begins" if saved_step(plan.directory) == 0 else "continues"
-    pause, last = assignment.pause_at_step, plan.training.trainer.max_steps
+    pause = search.algorithm.pause_at_step(begin.rung)
+    last = plan.training.trainer.max_steps
     until = "its end" if pause is None or (last is not None and last <= pause) else f"step {pause}"
-    return f"run {assignment.run} {verb}, to {until}: {varied_text(trained_varied(plan.directory))}".rstrip(": ")
+    return f"run {begin.run} {verb}, to {until}: {varied_text(trained_varied(plan.directory))}".rstrip(": ")
 
 
 def _result(end: SearchDecision) -> str:

@@ -24,7 +24,7 @@ from hpctrain.status.follow import log_to_show
 from hpctrain.status.run_details import attempts_table, progress_text
 from hpctrain.terminal import visible
 from hpctrain.top.columns import PROGRESS, TableView, best_text, number_text
-from hpctrain.top.curve import LiveCurve, MetricCurves, plot
+from hpctrain.top.curve import MetricCurves, plot
 from hpctrain.top.messages import fitted, plain
 from hpctrain.top.watch import WatchedRun
 
@@ -48,7 +48,6 @@ class OpenRun:
         run: as it is watched.
 
     Attributes:
-        curves: of its metrics, from more of the file than those of `run`.
         lacks_best: whether the run has ended, and the checkpoint of its best evaluation isn't on disk.
         log_path: of the log; None before there is one.
         log: its last lines.
@@ -57,7 +56,6 @@ class OpenRun:
 
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
-        self.curves = MetricCurves(run.directory.metrics, CURVE_BYTES)
         self.lacks_best = False
         self.log_path: Path | None = None
         self.log: deque[str] = deque(maxlen=LOG_LINES)
@@ -70,7 +68,10 @@ class OpenRun:
         status = self.run.status
         step = None if status.state.may_change else status.best_step
         self.lacks_best = step is not None and not self.run.directory.checkpoint(step).exists()
-        self.curves.read()
+        if self.run.curves.last_bytes < CURVE_BYTES:
+            curves = MetricCurves(self.run.directory.metrics, CURVE_BYTES)
+            curves.read()
+            self.run.curves = curves
         try:
             self._read_log()
         except OSError as error:
@@ -177,11 +178,9 @@ class RunScreen(Screen[None]):
             f"{bar}   {step}{best}{jobs}{f'   on {listed(nodes)}' if nodes else ''}".strip(),
         ]
 
-    def _curves(self) -> dict[str, LiveCurve]:
-        return self.opened.curves.by_name or self.opened.run.curves.by_name
-
     def _draw_curve(self) -> None:
-        names = sorted(self._curves())
+        curves = self.opened.run.curves.by_name
+        names = sorted(curves)
         widget = self.query_one("#curve", Static)
         if not names:
             widget.update("no metric has been logged yet")
@@ -192,7 +191,7 @@ class RunScreen(Screen[None]):
         suffix = f" {value}   ({names.index(self._metric) + 1} of {len(names)}: m)"
         width = max(20, widget.size.width)
         title = fitted(self._metric, max(1, width - len(suffix)), keep_end=True).rstrip()
-        lines = plot(self._curves()[self._metric].points(), width, max(4, widget.size.height - 1))
+        lines = plot(curves[self._metric].points(), width, max(4, widget.size.height - 1))
         widget.update(plain("\n".join([title + suffix, *lines])))
 
     def _show_log(self) -> None:
@@ -207,7 +206,7 @@ class RunScreen(Screen[None]):
 
     def action_metric(self, places: int) -> None:
         """Show another metric."""
-        names = sorted(self._curves())
+        names = sorted(self.opened.run.curves.by_name)
         if names:
             place = names.index(self._metric) + places if self._metric in names else 0
             self._metric = names[place % len(names)]

@@ -17,7 +17,7 @@ from hpctrain.status.run_status import RunStatus, status_of
 from hpctrain.status.runs import find_runs
 from hpctrain.status.state import RunState
 from hpctrain.streams import Printer
-from hpctrain.top.curve import MetricCurves
+from hpctrain.top.curve import FileStamp, MetricCurves, file_stamp
 
 FIRST_BYTES = 32 * 2**10
 """Bytes at the end of metrics.jsonl that are read first."""
@@ -27,8 +27,6 @@ READ_LOCAL_EVERY_S = 3.0
 """As above, for a run of this machine, whose process may be gone without a change of a file."""
 READ_SETTLED_EVERY_S = 60.0
 """As above, for a run that is over."""
-
-_Stamp = tuple[int, int, int] | None
 FIND_EVERY_S = 10.0
 """Seconds between two searches for runs that have appeared."""
 
@@ -51,13 +49,13 @@ class WatchedRun:
         self.directory = directory
         self.name = name
         self.status = RunStatus(name=name, path=directory.path, state=RunState.UNKNOWN, note="not read yet")
-        self.curves = MetricCurves(directory.metrics, FIRST_BYTES, clock)
+        self.curves = MetricCurves(directory.metrics, FIRST_BYTES)
         self.gone = False
         self._clock = clock
         path = str(directory.path)
         self._config = f"{path}/{directory.config.name}"
         self._watched = [f"{path}/{file.name}" for file in (directory.attempts, directory.jobs, directory.claims)]
-        self._stamps: list[_Stamp] = []
+        self._stamps: list[FileStamp] = []
         self._evaluation = ""
         self._records: dict[str, SlurmJob | None] | None = {}
         self._read_at = float("-inf")
@@ -85,13 +83,15 @@ class WatchedRun:
         return over and records.keys() >= set(self.status.job_ids) and not self.status.state.may_change
 
     def _update(self, jobs: Jobs | None) -> None:
-        config = _stamp(self._config)
+        config = file_stamp(self._config)
         if config is None:
             raise FileNotFoundError
-        stamps = [config, *map(_stamp, self._watched), _stamp(self._evaluation) if self._evaluation else None]
-        records = self._records_of(jobs)
-        grew = self.curves.read()
-        if stamps != self._stamps or records != self._records or self._clock() - self._read_at >= self._every_s():
+        evaluation = file_stamp(self._evaluation) if self._evaluation else None
+        stamps = [config, *map(file_stamp, self._watched), evaluation]
+        is_due = self._clock() - self._read_at >= self._every_s()
+        is_due = is_due or stamps != self._stamps or self._records_of(jobs) != self._records
+        grew = self.curves.read(if_changed=not is_due)
+        if is_due:
             self._read(jobs)
             self._stamps = stamps
         elif grew:
@@ -118,19 +118,6 @@ class WatchedRun:
         step = status.step if last is None or not last.open else max(status.step, logged.step)
         values = {**status.metrics, **logged.values}
         self.status = replace(status, step=step, metrics=values, metrics_time=logged.time)
-
-
-def _stamp(path: str) -> _Stamp:
-    """Return the inode, size and time of a file, which show a change; None if it doesn't exist.
-
-    Raises:
-        OSError: it can't be looked at.
-    """
-    try:
-        status = os.stat(path)  # noqa: PTH116 - a third of the time of Path.stat
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Watch:

@@ -11,8 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hpctrain.errors import ConfigError
-from hpctrain.parallel.blocks import matches_name
-from hpctrain.phrases import listed
+from hpctrain.parallel.blocks import outermost_matching
 
 KEY = "trainer.activation_checkpointing"
 
@@ -36,17 +35,11 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str], *, compile
         ConfigError: a pattern matches no module, or one without a forward, such as a list; or one with a batch norm in
             a model that will be compiled.
     """
-    names = [name for name, _ in model.named_modules() if name]
-    for pattern in patterns:
-        if not any(matches_name(name, pattern) for name in names):
-            raise ConfigError(KEY, pattern, "matches no module", f"the model has {listed(names)}")
-    matches: list[str] = []
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in matches)
-        if name and not inside and any(matches_name(name, pattern) for pattern in patterns):
-            _wrap(name, module, compiled=compiled)
-            matches.append(name)
-    return matches
+    modules = {name: module for name, module in model.named_modules() if name}
+    matching = outermost_matching(modules, patterns, KEY, "matches no module")
+    for name, module in matching.items():
+        _wrap(name, module, compiled=compiled)
+    return list(matching)
 
 
 def _wrap(name: str, module: nn.Module, *, compiled: bool) -> None:

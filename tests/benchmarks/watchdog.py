@@ -65,7 +65,6 @@ class Watched:
 
     times = SimpleNamespace(doing="train_s")
     description = "the loop"
-    is_cancelled = False
     stop = StopRequest()
     program = None
     communication_error = ""
@@ -74,7 +73,8 @@ class Watched:
     def __init__(self, loop: Loop, folder: Path) -> None:
         self.loop = loop
         self.stacks = folder / "stacks"
-        self.stacks_request = folder / "request"
+        claim = SimpleNamespace(is_cancelled=False)
+        self.member = SimpleNamespace(claim=claim, stacks_request=folder / "request")
 
     @property
     def progress(self) -> int:

@@ -29,8 +29,8 @@ def work(home, tasks: list[int]) -> None:
     """Ask as array tasks do, one after another; a process that replaces a killed one finds what that had done."""
     search = asha(home)
     for task in tasks:
-        while (assignment := search.ask(f"7_{task}")) is not None:
-            train(search, assignment, (assignment.run * 7919) % 1000 / 1000)
+        while (begin := search.ask(f"7_{task}")) is not None:
+            train(search, begin, (begin.run * 7919) % 1000 / 1000)
 
 
 def fork(home, tasks: list[int]) -> int:

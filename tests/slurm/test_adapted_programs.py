@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.drill.comparison import compare_last_saves, compare_metrics, metrics_of
+from hpctrain.drill.comparison import compare_last_saves, compare_metrics
+from hpctrain.results.run_comparison import logged_metrics
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.saves import last_save
 from tests.slurm.programs.followed_run import FollowedRun
@@ -138,6 +139,6 @@ def assert_equal(straight: RunDirectory, interrupted: RunDirectory) -> None:
     """The tensors of the last save and every reported metric are equal bit by bit."""
     saves = compare_last_saves(straight, interrupted, ())
     assert not saves.unproven, saves.unproven
-    rows = [*saves.rows, *compare_metrics(metrics_of(straight), metrics_of(interrupted))]
+    rows = [*saves.rows, *compare_metrics(logged_metrics(straight), logged_metrics(interrupted))]
     assert [row for row in rows if not row.equal] == []
     assert any("loss" in row.what for row in rows)

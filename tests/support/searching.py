@@ -12,7 +12,8 @@ from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
-from hpctrain.search.search import Assignment, Search
+from hpctrain.search.journal import SearchDecision
+from hpctrain.search.search import Search
 
 LAST_RUNG = 5
 
@@ -38,15 +39,15 @@ def asha(home: RunDirectory, *, clock: Callable[[], float] = time.time, **option
     return Search(home, record_of(home, "asha", min_steps=10, reduction_factor=3, **options), clock=clock)
 
 
-def train(search: Search, assignment: Assignment, value: float, *, reason: Reason = Reason.PAUSED) -> None:
+def train(search: Search, begin: SearchDecision, value: float, *, reason: Reason = Reason.PAUSED) -> None:
     """Record an attempt that ended at the rung with this accuracy; at the last one, the run completes."""
-    if reason is Reason.PAUSED and assignment.rung == LAST_RUNG:
+    if reason is Reason.PAUSED and begin.rung == LAST_RUNG:
         reason = Reason.COMPLETED
-    directory = search.directory(assignment.run)
+    directory = search.directory(begin.run)
     ledger = Ledger(directory)
     attempt = ledger.claim()
     ledger.start(attempt, job_id=None, nodes=[], world_size=1, step=0)
-    step = assignment.pause_at_step or 100
+    step = search.algorithm.pause_at_step(begin.rung) or 100
     score = Score("accuracy", "max", value)
     record = EvaluationRecord(step=step, means={"eval/accuracy": value}, best=score, best_step=step)
     record.write(directory.attempt(attempt))

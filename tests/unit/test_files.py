@@ -23,6 +23,7 @@ from hpctrain.files import (
     temporary_name,
     write_atomic,
     write_json,
+    write_new,
 )
 
 
@@ -38,6 +39,29 @@ def test_the_whole_content_is_there_and_nothing_else(tmp_path, content, durable)
     write_atomic(path, content, durable=durable)
     assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)
     assert names(tmp_path) == ["file"]
+
+
+def test_a_new_file_replaces_nothing(tmp_path):
+    path = tmp_path / "file"
+    assert write_new(path, "grün", mode=0o600)
+    assert not write_new(path, "later")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("grün", 0o600)
+    with pytest.raises(FileNotFoundError, match=f": '{tmp_path}/absent/file'$"):
+        write_new(tmp_path / "absent" / "file", "")
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_new_file_whose_link_nfs_has_repeated_is_this_one(tmp_path, monkeypatch):
+    path, link = tmp_path / "file", os.link
+
+    def repeated(source, target):
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", repeated)
+    assert write_new(path, "mine")
+    assert not write_new(path, "later")
+    assert (path.read_text(), names(tmp_path)) == ("mine", ["file"])
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):

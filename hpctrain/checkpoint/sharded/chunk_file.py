@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import mmap
 import pickle
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
@@ -52,8 +52,6 @@ class Chunk:
 
 ALIGNMENT = 64
 """Each tensor begins at a multiple of so many bytes, as inside torch's own files."""
-_LOCAL_HEADER = b"PK\x03\x04"
-_ELEMENTS = b"/data/0"
 
 
 class WrittenFile(NamedTuple):
@@ -73,26 +71,24 @@ class WrittenFile(NamedTuple):
 
 
 class _Recorder:
-    """Keeps what torch.save writes before and after the elements of a tensor."""
+    """Keeps what torch.save writes before and after the elements of a tensor.
 
-    def __init__(self) -> None:
-        self.pieces = [bytearray(), bytearray()]
-        self._bytes = 0
-        self._header = 0
-        self._sizes = (0, 0)
-        self.begin = -1
+    Args:
+        elements: the tensor, whose memory torch.save passes on as it is.
+    """
+
+    def __init__(self, elements: Tensor) -> None:
+        self.before = bytearray()
+        self.after = bytearray()
+        self.is_after = False
+        self._address = elements.data_ptr()
 
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        if len(view) == 30 and bytes(view[:4]) == _LOCAL_HEADER:
-            # APPNOTE.TXT of the zip format, 4.3.7: the last fields are the lengths of the name and of an extra field
-            self._header = self._bytes
-            self._sizes = struct.unpack("<HH", view[26:30])
-        elif len(view) == self._sizes[0] and bytes(view[-len(_ELEMENTS) :]) == _ELEMENTS:
-            self.begin = self._header + 30 + sum(self._sizes)
-        if self._bytes != self.begin:
-            self.pieces[0 <= self.begin < self._bytes] += view
-        self._bytes += len(view)
+        view = np.frombuffer(data, np.uint8)
+        if view.ctypes.data == self._address and len(view):
+            self.is_after = True
+        else:
+            (self.after if self.is_after else self.before).extend(view)
         return len(view)
 
     def flush(self) -> None:
@@ -103,11 +99,11 @@ class _Recorder:
 def _envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
     """Return the bytes that torch.save writes before and after the elements of any tensor of a dtype and shape."""
     # torch.save takes a fraction of a millisecond for each tensor, and a model has many of few shapes
-    recorder = _Recorder()
-    torch.save(torch.empty(shape, dtype=dtype), cast(IO[bytes], recorder))
-    assert recorder.begin >= 0, "torch.save has written no elements"
-    before, after = map(bytes, recorder.pieces)
-    return before, after
+    tensor = torch.empty(shape, dtype=dtype)
+    recorder = _Recorder(tensor)
+    torch.save(tensor, cast(IO[bytes], recorder))
+    assert recorder.is_after, "torch.save has written no elements"
+    return bytes(recorder.before), bytes(recorder.after)
 
 
 def write_chunks(path: Path, chunks: Sequence[Chunk]) -> WrittenFile:

@@ -34,11 +34,10 @@ watched = SimpleNamespace(
     doing="import_s",
     progress=0,
     stacks=directory.stacks(1, rank),
-    stacks_request=directory.stacks_request(1),
+    member=SimpleNamespace(claim=SimpleNamespace(is_cancelled=False), stacks_request=directory.stacks_request(1)),
     description=f"rank {rank} of 2",
     program=None,
     communication_error="",
-    is_cancelled=False,
     stop=StopRequest(),
 )
 with watchdog.Watchdog(Health(), watched, tick_s=0.05):

@@ -59,7 +59,7 @@ def enter(rank, directory):
 
 def test_a_rank_without_an_attempt_writes_nothing(make, tmp_path):
     rank = make()
-    assert (rank.member, rank.stacks, rank.stacks_request, rank.step, rank.progress) == (None, None, None, 0, None)
+    assert (rank.member, rank.stacks, rank.step, rank.progress) == (None, None, 0, None)
     rank.write_exit_record(Reason.FAILED, ValueError("early"))
     rank.record_hang(*HANG)
     rank.leave_world()

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from hpctrain.run.growing_file import Appended, GrowingFile, start_of_last_lines
-
-TRUSTED_S = 15.0
 
 
 @pytest.fixture
@@ -14,8 +10,8 @@ def path(tmp_path):
     return tmp_path / "metrics.jsonl"
 
 
-def test_a_file_that_appears_and_grows(path, clock):
-    file = GrowingFile(path, trusted_s=TRUSTED_S, clock=clock)
+def test_a_file_that_appears_and_grows(path):
+    file = GrowingFile(path)
     assert file.read_lines() == Appended()
     path.write_bytes(b"one\ntw")
     assert file.read_lines() == Appended(b"one\n")
@@ -61,18 +57,6 @@ def test_a_file_that_was_removed(path):
     assert file.read_lines() == Appended(b"two\n")
 
 
-def test_an_unchanged_size_is_trusted_only_for_a_while(path, clock):
-    path.write_bytes(b"one\n")
-    file = GrowingFile(path, trusted_s=TRUSTED_S, clock=clock)
-    file.read_lines()
-    before = path.stat()
-    path.write_bytes(b"two\n")  # as over NFS, whose client remembers size and time of the last change
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert file.read_lines() == Appended()
-    clock.advance(TRUSTED_S)
-    assert file.read_lines() == Appended(b"two\n", anew=True)
-
-
 def test_what_is_no_file_is_an_error(path):
     path.mkdir()
     with pytest.raises(OSError, match="not a regular file"):
@@ -104,10 +88,10 @@ def test_a_position_that_another_process_stored_is_read_on(path):
     assert GrowingFile(path, first.position).read() == Appended(b"new", anew=True)
 
 
-def test_more_than_one_read_returns_is_left_for_the_next(path, clock, monkeypatch):
+def test_more_than_one_read_returns_is_left_for_the_next(path, monkeypatch):
     monkeypatch.setattr("hpctrain.run.growing_file.LINES_BYTES", 6)
     path.write_bytes(b"one\ntwo\nlonger than a read\n")
-    file = GrowingFile(path, trusted_s=TRUSTED_S, clock=clock)
+    file = GrowingFile(path)
     reads = iter(file.read_lines, Appended())
     assert [appended.data for appended in reads] == [b"one\n", b"two\n", b"longer", b" than ", b"a read", b"\n"]
 

@@ -16,7 +16,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.search.distribution import distributions_of
 from hpctrain.search.journal import read_journal
 from hpctrain.search.optuna_study import RECORD_ERRORS, restore_sampler, sampler_state, to_optuna
-from hpctrain.search.search import Assignment, Search
+from hpctrain.search.search import Search
 from tests.support.searching import prepared, record_of, train
 
 LR = "tag(log,interval(1e-5,1e-1))"
@@ -62,11 +62,11 @@ def test_runs_one_after_another_get_what_a_plain_loop_gets(tmp_path: Path, name:
     drawn = []
     for task in range(num_runs):
         search = optuna_search(home, space, num_runs, name)  # a new process each time
-        assignment = search.ask(f"7_{task}")
-        assert assignment is not None
-        assert assignment.run == task
-        drawn.append(dict(assignment.drawn["params"]))
-        train(search, assignment, accuracy(drawn[-1]), reason=Reason.COMPLETED)
+        begin = search.ask(f"7_{task}")
+        assert begin is not None
+        assert begin.run == task
+        drawn.append(dict(begin.drawn["params"]))
+        train(search, begin, accuracy(drawn[-1]), reason=Reason.COMPLETED)
     samplers = optuna.samplers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -106,15 +106,6 @@ def test_a_lost_state_of_the_sampler_costs_only_the_reproducibility(tmp_path: Pa
     assert len({str(one) for one in params}) == 3
 
 
-def test_values_are_typed_exactly() -> None:
-    drawn = {"params": {"optimizer.lr": 0.00012345678901234567, "model.width": 3, "optimizer": "sgd"}}
-    assert Assignment(run=0, drawn=drawn).overrides == [
-        "optimizer.lr=0.00012345678901234567",
-        "model.width=3",
-        "optimizer=sgd",
-    ]
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -140,9 +131,9 @@ def test_the_state_of_a_sampler_is_checked_before_numpy_trusts_it(changed) -> No
 def test_a_search_survives_a_damaged_draw(tmp_path: Path, damage) -> None:
     home = prepared(tmp_path, 2)
     search = optuna_search(home, SPACE, 2)
-    assignment = search.ask("7_0")
-    assert assignment is not None
-    train(search, assignment, 0.5, reason=Reason.COMPLETED)
+    begin = search.ask("7_0")
+    assert begin is not None
+    train(search, begin, 0.5, reason=Reason.COMPLETED)
     search.state()
     path = tmp_path / "search" / "000001.json"
     record = json.loads(path.read_text())

@@ -279,8 +279,8 @@ def test_a_search_with_failed_runs_did_not_finish(tmp_path: Path, capsys: pytest
         reduction_factor=3,
     )
     search = Search(home, record)
-    while (assignment := search.ask("here:1", max_new_runs=None)) is not None:
-        train(search, assignment, 0.5, reason=Reason.FAILED)
+    while (begin := search.ask("here:1", max_new_runs=None)) is not None:
+        train(search, begin, 0.5, reason=Reason.FAILED)
     template: Any = None  # nothing is submitted
     assert resume_search(SweepResume(home, [], []), record, template) == ExitCode.FAILED
     out = capsys.readouterr().out

@@ -17,9 +17,14 @@ from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.algorithm import SearchAlgorithm
-from hpctrain.search.journal import read_journal
-from hpctrain.search.search import ALGORITHMS, Assignment, drawn_run, is_stopped, train_assigned
+from hpctrain.search.journal import JournalEvent, SearchDecision, read_journal
+from hpctrain.search.search import ALGORITHMS, drawn_run, is_stopped, train_assigned
 from tests.support.searching import asha, prepared, record_of, train
+
+
+def place(begin: SearchDecision | None) -> tuple[int, int] | None:
+    """The run and the rung, which stay the same for another task."""
+    return None if begin is None else (begin.run, begin.rung)
 
 
 def test_each_kind_of_sweep_has_an_algorithm_and_searches_are_those_whose_tasks_ask() -> None:
@@ -32,7 +37,7 @@ def test_every_task_gets_a_run_of_its_own(tmp_path: Path) -> None:
     given = [asha(home).ask(f"7_{task}") for task in range(4)]
     assert [one.run if one else None for one in given] == [0, 1, 2, None]
     assert given[0] is not None
-    assert (given[0].rung, given[0].pause_at_step) == (0, 10)
+    assert (given[0].rung, asha(home).algorithm.pause_at_step(0)) == (0, 10)
 
 
 def test_a_requeued_task_continues_its_run(tmp_path: Path) -> None:
@@ -74,7 +79,7 @@ def test_a_task_whose_paused_run_another_one_continues_asks_again(
 
     def pause(plan: RunPlan) -> tuple[int, bool]:
         run = int(plan.directory.path.name)
-        train(search, Assignment(run=run, pause_at_step=10), run / 10)
+        train(search, SearchDecision(event=JournalEvent.BEGIN, run=run), run / 10)
         if run == 2:  # the best of the three, which another task takes before this one has looked
             promoted = asha(home).ask("7_9")
             assert promoted is not None
@@ -89,13 +94,13 @@ def test_a_task_begins_one_run_and_continues_the_best(tmp_path: Path) -> None:
     home = prepared(tmp_path, 4)
     search = asha(home)
     for task, value in enumerate([0.2, 0.9, 0.5]):
-        assignment = search.ask(f"7_{task}")
-        assert assignment is not None
-        train(search, assignment, value)
+        begin = search.ask(f"7_{task}")
+        assert begin is not None
+        train(search, begin, value)
     # the next task that asks finds the end of all three, and the best one continues before a new run begins
     promoted = search.ask("7_2")
     assert promoted is not None
-    assert (promoted.run, promoted.rung, promoted.pause_at_step) == (1, 1, 30)
+    assert (promoted.run, promoted.rung, search.algorithm.pause_at_step(1)) == (1, 1, 30)
     other = asha(home).ask("7_3")
     assert other is not None
     assert (other.run, other.rung) == (3, 0)
@@ -108,13 +113,13 @@ def test_a_task_begins_one_run_and_continues_the_best(tmp_path: Path) -> None:
 def test_one_process_may_begin_all_runs(tmp_path: Path) -> None:
     search = asha(prepared(tmp_path, 9))
     order = []
-    while (assignment := search.ask("here:1", max_new_runs=None)) is not None:
-        order.append((assignment.run, assignment.rung))
+    while (begin := search.ask("here:1", max_new_runs=None)) is not None:
+        order.append((begin.run, begin.rung))
         train(
             search,
-            assignment,
-            1 - assignment.run / 10,
-            reason=Reason.COMPLETED if assignment.rung == 2 else Reason.PAUSED,
+            begin,
+            1 - begin.run / 10,
+            reason=Reason.COMPLETED if begin.rung == 2 else Reason.PAUSED,
         )
     assert order == [
         *((0, 0), (1, 0), (2, 0), (0, 1)),
@@ -129,7 +134,7 @@ def test_a_run_is_continued_by_another_task_once_it_is_released(tmp_path: Path) 
     first = search.ask("7_0")
     assert search.ask("7_1") is None
     search.release([*search.state().active.values()])
-    assert asha(home).ask("8_0") == first
+    assert place(asha(home).ask("8_0")) == place(first) == (0, 0)
 
 
 def test_a_released_run_that_was_killed_comes_after_a_new_one(tmp_path: Path) -> None:
@@ -140,7 +145,7 @@ def test_a_released_run_that_was_killed_comes_after_a_new_one(tmp_path: Path) ->
     new = search.ask("here:2", max_new_runs=None)
     assert new is not None
     assert new.run == 1
-    assert search.ask("here:3", max_new_runs=None) == killed
+    assert place(search.ask("here:3", max_new_runs=None)) == place(killed) == (0, 0)
 
 
 def test_a_run_is_released_only_as_long_as_nothing_else_was_decided(tmp_path: Path) -> None:
@@ -153,7 +158,7 @@ def test_a_run_is_released_only_as_long_as_nothing_else_was_decided(tmp_path: Pa
     seen = [*mine.state().active.values()]
     # another process has released the first run, and a task has it again; the second one has ended meanwhile
     other.release([one for one in seen if one.run == 0])
-    assert other.ask("8_0") == first
+    assert place(other.ask("8_0")) == place(first)
     train(other, second, 0.5)
     mine.release(seen)
     assert asha(home).ask("9_0") is None
@@ -163,50 +168,51 @@ def test_a_run_is_released_only_as_long_as_nothing_else_was_decided(tmp_path: Pa
 @pytest.mark.parametrize("reason", [Reason.FAILED, Reason.CANCELLED])
 def test_a_run_that_failed_is_over_until_it_is_released(tmp_path: Path, reason: Reason) -> None:
     search = asha(prepared(tmp_path, 1))
-    assignment = search.ask("7_0")
-    assert assignment is not None
-    train(search, assignment, 0.5, reason=reason)
+    begin = search.ask("7_0")
+    assert begin is not None
+    train(search, begin, 0.5, reason=reason)
     assert search.ask("7_0") is None
     (end,) = search.state().ends.values()
     assert (end.value, end.reason) == (None, reason.value)
     search.release([*search.state().ends.values()])
     again = search.ask("8_0")
-    assert again == assignment
+    assert again is not None
+    assert place(again) == place(begin)
     train(search, again, 0.7)
     assert search.state().ends[0, 0].value == 0.7
 
 
 def test_an_interrupted_run_stays_with_its_task(tmp_path: Path) -> None:
     search = asha(prepared(tmp_path, 1))
-    assignment = search.ask("7_0")
-    assert assignment is not None
-    train(search, assignment, 0.5, reason=Reason.PREEMPTED)
+    begin = search.ask("7_0")
+    assert begin is not None
+    train(search, begin, 0.5, reason=Reason.PREEMPTED)
     assert search.ask("7_1") is None
-    assert search.ask("7_0") == assignment
+    assert search.ask("7_0") == begin
     # the attempt that is running now has no end yet
     Ledger(search.directory(0)).claim()
-    assert search.ask("7_0") == assignment
+    assert search.ask("7_0") == begin
 
 
 def test_nothing_begins_after_the_deadline(tmp_path: Path) -> None:
     now = [100.0]
     search = asha(prepared(tmp_path, 6), deadline=200.0, clock=lambda: now[0])
     for task in range(3):
-        assignment = search.ask(f"7_{task}")
-        assert assignment is not None
+        begin = search.ask(f"7_{task}")
+        assert begin is not None
         if task < 2:
-            train(search, assignment, 0.1)
+            train(search, begin, 0.1)
     now[0] = 201.0
     assert search.ask("7_3") is None
     # what was begun goes on
-    assert search.ask("7_2") == assignment
+    assert search.ask("7_2") == begin
 
 
 def test_a_run_with_damaged_records_stops_no_other(tmp_path: Path) -> None:
     search = asha(prepared(tmp_path, 2))
-    assignment = search.ask("7_0")
-    assert assignment is not None
-    train(search, assignment, 0.5)
+    begin = search.ask("7_0")
+    assert begin is not None
+    train(search, begin, 0.5)
     (search.directory(0).path / "attempts.jsonl").write_text('{"event": "end", "attempt": 1, "step": "many"}\n')
     other = search.ask("7_1")
     assert other is not None
@@ -218,9 +224,9 @@ def test_a_run_with_damaged_records_stops_no_other(tmp_path: Path) -> None:
 def test_a_run_that_failed_on_its_way_to_the_end_is_not_begun_again(tmp_path: Path) -> None:
     search = asha(prepared(tmp_path, 2))
     order = []
-    while len(order) < 9 and (assignment := search.ask("here:1", max_new_runs=None)) is not None:
-        order.append((assignment.run, assignment.rung))
-        train(search, assignment, assignment.run / 10, reason=Reason.FAILED if assignment.rung else Reason.PAUSED)
+    while len(order) < 9 and (begin := search.ask("here:1", max_new_runs=None)) is not None:
+        order.append((begin.run, begin.rung))
+        train(search, begin, begin.run / 10, reason=Reason.FAILED if begin.rung else Reason.PAUSED)
     # the better one is trained to its end, then what is left
     assert order == [(0, 0), (1, 0), (1, 1), (0, 1)]
 
@@ -228,11 +234,9 @@ def test_a_run_that_failed_on_its_way_to_the_end_is_not_begun_again(tmp_path: Pa
 def test_the_best_run_of_a_small_search_is_trained_to_its_end(tmp_path: Path) -> None:
     search = asha(prepared(tmp_path, 2))
     order = []
-    while (assignment := search.ask("here:1", max_new_runs=None)) is not None:
-        order.append((assignment.run, assignment.rung))
-        train(
-            search, assignment, assignment.run / 10, reason=Reason.COMPLETED if assignment.rung == 2 else Reason.PAUSED
-        )
+    while (begin := search.ask("here:1", max_new_runs=None)) is not None:
+        order.append((begin.run, begin.rung))
+        train(search, begin, begin.run / 10, reason=Reason.COMPLETED if begin.rung == 2 else Reason.PAUSED)
     # one in three of two runs is none, so none would have continued
     assert order == [(0, 0), (1, 0), (1, 1), (1, 2)]
 
@@ -264,13 +268,19 @@ def optuna(folder: Path, *fixed: str) -> SweepRecord:
     return SweepRecord(kind="optuna", space=space, fixed=[*fixed], folder=str(folder), submitted=0.0, command=())
 
 
-FIRST = Assignment(run=0, rung=0, pause_at_step=None, drawn={"params": {"optimizer.lr": 0.01}})
+DRAWN = {"params": {"optimizer.lr": 0.01}}
 
 
 def test_what_all_runs_share_is_not_varied_however_it_was_typed(tmp_path: Path) -> None:
     record = optuna(tmp_path, "+optimizer.amsgrad=true", "trainer.max_steps=1")
-    run = drawn_run(RunDirectory.at(tmp_path), record, FIRST)
+    run = drawn_run(RunDirectory.at(tmp_path), record, DRAWN)
     assert list(run.varied) == ["optimizer.lr"]
+
+
+def test_values_are_typed_exactly(tmp_path: Path) -> None:
+    drawn = {"params": {"optimizer.lr": 0.00012345678901234567, "trainer.max_steps": 3, "optimizer": "sgd"}}
+    run = drawn_run(RunDirectory.at(tmp_path), optuna(tmp_path), drawn)
+    assert run.varied == {"optimizer.lr": "0.00012345678901234567", "trainer.max_steps": "3", "optimizer": "sgd"}
 
 
 def test_code_that_was_purged_is_not_taken_for_values_that_do_not_fit(tmp_path: Path) -> None:
@@ -285,8 +295,8 @@ def test_code_that_was_purged_is_not_taken_for_values_that_do_not_fit(tmp_path: 
     code = CodeSnapshot(run=home, digest=digest, folder=folder.rename(home.code / digest), root=tmp_path, place=".")
     record_code(home, code, 1.0)
     (code.folder / "mine.py").write_text("changed")  # the launcher of each attempt compares contents, and names it
-    assert drawn_run(home, optuna(tmp_path), FIRST).varied
+    assert drawn_run(home, optuna(tmp_path), DRAWN).varied
     for name in ("mine.py", "other.py"):
         (code.folder / name).unlink()
     with pytest.raises(RunDirectoryError, match=r"2 of 2 files were removed .*\(mine\.py, other\.py\): restore them"):
-        drawn_run(home, optuna(tmp_path, "task=custom", "task._target_=mine.Mine"), FIRST)
+        drawn_run(home, optuna(tmp_path, "task=custom", "task._target_=mine.Mine"), DRAWN)

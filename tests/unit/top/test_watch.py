@@ -16,7 +16,7 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.jobs import ASK_EVERY_S
 from hpctrain.status.run_status import read_statuses
 from hpctrain.status.state import RunState
-from hpctrain.top.watch import FIND_EVERY_S, Watch
+from hpctrain.top.watch import FIND_EVERY_S, READ_EVERY_S, Watch
 from tests.unit.fakes import FakeSlurm
 
 
@@ -202,6 +202,25 @@ def test_an_unchanged_run_is_not_read_again(watch, make_run, slurm, clock):
     clock.advance(1)
     watch.update()
     assert run.status is before
+
+
+def test_metrics_of_an_unchanged_size_and_time_are_read_again_after_a_while(watch, make_run, slurm, clock):
+    directory = make_run("a")
+    log(directory, 10)
+    slurm.queue(j12={"State": "RUNNING"})
+    watch.update()
+    watch.ask(pytest.fail)
+    watch.update()
+    (run,) = watch.runs
+    before = directory.metrics.stat()
+    directory.metrics.write_text(directory.metrics.read_text().replace("0.1", "0.2"))
+    # as over NFS, whose client remembers size and time of the last change
+    os.utime(directory.metrics, ns=(before.st_atime_ns, before.st_mtime_ns))
+    watch.update()
+    assert run.curves.last.values["train/loss"] == 0.1
+    clock.advance(READ_EVERY_S)
+    watch.update()
+    assert run.curves.last.values["train/loss"] == 0.2
 
 
 def test_while_slurm_is_asked_its_last_answer_counts(watch, make_run, slurm, clock):

@@ -18,9 +18,8 @@ FORKS = 300
 
 class Rank:
     times = SimpleNamespace(doing="train_s")
-    stacks = stacks_request = program = None
+    stacks = member = program = None
     communication_error = ""
-    is_cancelled = False
     stop = StopRequest()
 
     @property

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from hpctrain.config.health import Health
 from hpctrain.rank import watchdog
@@ -205,9 +206,9 @@ class Rank:
     def __init__(self, folder):
         self.times = times
         self.stop = stop
-        self.is_cancelled = name == "is_cancelled"
+        claim = SimpleNamespace(is_cancelled=name == "is_cancelled")
+        self.member = SimpleNamespace(claim=claim, stacks_request=folder / "request")
         self.stacks = folder / "stacks"
-        self.stacks_request = folder / "request"
         self.program = HostProgram() if name.endswith("in_a_program") else None
 
     @property
