@@ -177,6 +177,7 @@ def test_a_reader_opens_few_modules_to_follow_a_walk(title, most):
 def test_a_decision_has_a_status_and_names_the_modules_that_cite_it(decision):
     status = decision.read_text().partition("Status: ")[2].partition("\n\n")[0]
     modules = {ROOT / "hpctrain" / name for name in re.findall(r"`([\w/]+\.py)`", status)}
-    assert status.startswith("accepted") and modules
+    assert status.startswith("accepted")
+    assert modules
     citing = {path for path in (ROOT / "hpctrain").rglob("*.py") if f"docs/adr/{decision.name}" in path.read_text()}
     assert citing == modules
