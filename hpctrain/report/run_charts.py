@@ -21,7 +21,7 @@ from hpctrain.results.curves import Curve, read_curves
 from hpctrain.run.bottleneck import Bottleneck, read_bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt
-from hpctrain.status.accounting import AttemptAccount
+from hpctrain.status.accounting import AttemptAccount, end_of
 from hpctrain.status.run_status import RunStatus, read_statuses
 from hpctrain.status.state import RunState
 
@@ -112,7 +112,7 @@ class RunRecord:
         for attempt in self.status.attempts:
             account = accounts[attempt.attempt]
             is_running = attempt.open and attempt is self.status.attempts[-1] and self.status.state is RunState.RUNNING
-            end = time.time() if is_running else _end(attempt)
+            end = time.time() if is_running else end_of(attempt)
             if end is not None:
                 spans.append(AttemptSpan(attempt, account, end - account.spent.total_s, end))
         return spans
@@ -168,11 +168,6 @@ class RunRecord:
         return f"attempt {before.attempt} ended: {why}; {resume}{pause}"
 
 
-def _end(attempt: Attempt) -> float | None:
-    moments = (attempt.died_at, attempt.seen, attempt.start_time, attempt.end_time)
-    return next((moment for moment in moments if moment is not None), None)
-
-
 POINTS = 220
 """Points of a curve: more can't be told apart in a chart of this size."""
 SHOWN = ("throughput/samples_per_s", "throughput/waiting_for_data", "throughput/mfu", "memory/peak_gb")
@@ -215,13 +210,8 @@ def _bottleneck(cause: Bottleneck, number: int) -> Markup:
     parts: list[object] = [element("p", element("b", "Bottleneck: "), cause.text)]
     if cause.also:
         parts.append(element("ul", *(element("li", text) for text in cause.also)))
-    figures = [
-        f"{cause.samples_per_s_per_device:.4g} samples/s per device" if cause.samples_per_s_per_device else "",
-        f"MFU {cause.mfu:.1%}" if cause.mfu is not None else "",
-        f"memory peak {cause.memory_peak_bytes / 1e9:.2f} GB" if cause.memory_peak_bytes else "",
-    ]
-    if text := ", ".join(filter(None, figures)):
-        parts.append(element("p", text))
+    if cause.figures:
+        parts.append(element("p", ", ".join(cause.figures)))
     if cause.shares:
         shares = [
             BarPart(name=part.replace("_", " "), share=share, result=f"{share:.1%}", kind=KINDS.get(part, "working"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -116,9 +116,7 @@ class SweepResults:
     @property
     def spent(self) -> WallTime:
         """The wall time of all runs together."""
-        spent = [point.result.status.account.spent for point in self.points]
-        names = [field.name for field in fields(WallTime)]
-        return WallTime(**{name: math.fsum(getattr(time, name) for time in spent) for name in names})
+        return WallTime.sum_of([point.result.status.account.spent for point in self.points])
 
 
 LOG_FROM = 10.0

@@ -52,6 +52,18 @@ class Bottleneck:
     mfu: Annotated[float | None, NUMBER] = None
     memory_peak_bytes: Annotated[int | None, NUMBER] = None
 
+    @property
+    def figures(self) -> list[str]:
+        """Speed and memory in words, as far as they are known."""
+        figures = []
+        if self.samples_per_s_per_device is not None:
+            figures.append(f"{self.samples_per_s_per_device:.4g} samples/s per device")
+        if self.mfu is not None:
+            figures.append(f"MFU {self.mfu:.1%}")
+        if self.memory_peak_bytes:
+            figures.append(f"memory peak {self.memory_peak_bytes / 1e9:.2f} GB")
+        return figures
+
     def write(self, claim: Path) -> None:
         """Write it into the attempt's claim; an error of the file system is ignored."""
         # training doesn't depend on it, and the next write comes in seconds

@@ -45,6 +45,11 @@ class WallTime:
     lost_s: float = 0.0
     stopping_s: float = 0.0
 
+    @classmethod
+    def sum_of(cls, parts: Sequence[WallTime]) -> WallTime:
+        """The sums of each category."""
+        return cls(**{name: math.fsum(getattr(part, name) for part in parts) for name in _CATEGORIES})
+
     @property
     def total_s(self) -> float:
         """The sum of all categories."""
@@ -134,7 +139,7 @@ def account(
             continue
         # the clock of this attempt's node may be behind that of the previous attempt's node
         began = max(until, began)
-        ended = max(began, now if is_running else _ended(attempt, began))
+        ended = max(began, now if is_running else end_of(attempt) or began)
         steps = _steps(attempt)
         resume_step = None if is_running or attempt.reason is Reason.COMPLETED else saved_step
         lost = _steps_lost(attempt, attempts[place + 1 :], resume_step)
@@ -151,7 +156,7 @@ def account(
     waiting = WallTime(queued_s=_waiting_s(until, submitted, now) if state in _WAITING else 0.0)
     return Account(
         attempts=tuple(accounts),
-        spent=_sum([*(entry.spent for entry in accounts), waiting]),
+        spent=WallTime.sum_of([*(entry.spent for entry in accounts), waiting]),
         steps_lost=sum(entry.steps_lost for entry in accounts),
     )
 
@@ -162,11 +167,14 @@ def _began(attempt: Attempt) -> float | None:
     return next((moment for moment in times if moment is not None), None)
 
 
-def _ended(attempt: Attempt, began: float) -> float:
-    """When the attempt was over; without a recorded end, the last moment at which it is known to have run."""
+def end_of(attempt: Attempt) -> float | None:
+    """When the attempt was over; without a recorded end, the last moment at which it is known to have run.
+
+    None if no time is known.
+    """
     # an attempt without an end is closed when the next one begins, which may be hours later
-    times = (attempt.died_at, attempt.seen, attempt.start_time)
-    return next((moment for moment in times if moment is not None), began)
+    times = (attempt.died_at, attempt.seen, attempt.start_time, attempt.launched, attempt.end_time)
+    return next((moment for moment in times if moment is not None), None)
 
 
 def _queued_since(
@@ -240,7 +248,3 @@ def _submission_times(submissions: Iterable[Mapping[str, Any]]) -> dict[str, lis
         if "job_id" in record and not (record.get("left") or record.get("waited")):
             times_by_job.setdefault(record["job_id"], []).append(record["time"])
     return times_by_job
-
-
-def _sum(parts: Sequence[WallTime]) -> WallTime:
-    return WallTime(**{name: math.fsum(getattr(part, name) for part in parts) for name in _CATEGORIES})

@@ -80,8 +80,8 @@ def bottleneck_lines(bottleneck: Bottleneck) -> list[str]:
     if bottleneck.shares:
         shares = "  ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in bottleneck.shares.items())
         lines.append(f"training    {shares}")
-    if figures := _figures(bottleneck):
-        lines.append(f"speed       {figures}")
+    if bottleneck.figures:
+        lines.append(f"speed       {'  '.join(bottleneck.figures)}")
     if bottleneck.slowest_rank is not None and (bottleneck.slowest_ratio or 0.0) >= NOTEWORTHY_RATIO:
         ratio_text = f"{bottleneck.slowest_ratio:.2f} times the others' own time of a step"
         lines.append(f"slowest     rank {bottleneck.slowest_rank} on {bottleneck.slowest_host}: {ratio_text}")
@@ -108,17 +108,6 @@ def _checkpoint(status: RunStatus, now: float) -> str:
         return f"not reported; newest in {path.parent.name}/: {path.name}, {duration(now - when)} ago"
     is_over = gone or status.state in (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
     return f"none{gone}" if is_over else "none yet"
-
-
-def _figures(bottleneck: Bottleneck) -> str:
-    figures = []
-    if bottleneck.samples_per_s_per_device is not None:
-        figures.append(f"{bottleneck.samples_per_s_per_device:.4g} samples/s per device")
-    if bottleneck.mfu is not None:
-        figures.append(f"MFU {bottleneck.mfu:.1%}")
-    if bottleneck.memory_peak_bytes:
-        figures.append(f"memory peak {bottleneck.memory_peak_bytes / 1e9:.2f} GB")
-    return "  ".join(figures)
 
 
 def _next_commands(status: RunStatus) -> list[str]:
