@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from hpctrain.files import read_json_or_empty, write_json
-from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import COUNT, NUMBER, NUMBERS_BY_NAME, TEXT, TEXTS, decode
 
 FILE_NAME = "verdict.json"  # part of the run directory's format, and older than the name of the class
@@ -74,13 +73,3 @@ class Bottleneck:
 def read_bottleneck(claim: Path) -> Bottleneck | None:
     """Read the bottleneck of an attempt; None if the file is missing or unreadable."""
     return decode(Bottleneck, read_json_or_empty(claim / FILE_NAME))
-
-
-def last_bottleneck(directory: RunDirectory, claims: Sequence[int] | None = None) -> Bottleneck | None:
-    """Read the newest bottleneck that any attempt recorded.
-
-    Args:
-        directory: of the run.
-        claims: the attempts that claimed it, if they are known already; oldest first.
-    """
-    return directory.newest(read_bottleneck, claims)

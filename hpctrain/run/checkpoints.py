@@ -27,7 +27,7 @@ from hpctrain.run.checkpoint_manifest import (
     read_manifest,
 )
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import Score, best_steps, last_evaluation
+from hpctrain.run.evaluation import Score, best_steps, read_evaluation
 from hpctrain.run.record_fields import decode
 from hpctrain.run.saves import last_save
 
@@ -325,7 +325,7 @@ class BestCheckpoint:
         scored = {info.step: info for info in checkpoints if info.intact}
         steps = best_steps({step: info.score for step, info in scored.items()}, 1)
         best = scored[steps[0]] if steps else None
-        evaluation = last_evaluation(directory)
+        evaluation = directory.newest(read_evaluation)
         top = None if evaluation is None else evaluation.best
         if evaluation is None or top is None or (best is not None and _is_best(best, top, evaluation.best_step)):
             return cls(best, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Annotated
 
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.files import read_json_or_empty, write_json
-from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, FieldType, decode, finite_numbers
 
 FILE_NAME = "evaluation.json"
@@ -77,17 +76,8 @@ def is_evaluation(names: Iterable[str]) -> bool:
     return any(name.startswith(EVAL_PREFIX) for name in names)
 
 
-def last_evaluation(directory: RunDirectory, claims: Sequence[int] | None = None) -> EvaluationRecord | None:
-    """Read the newest evaluation that any attempt recorded.
-
-    Args:
-        directory: of the run.
-        claims: the attempts that claimed it, if they are known already; oldest first.
-    """
-    return directory.newest(_read, claims)
-
-
-def _read(claim: Path) -> EvaluationRecord | None:
+def read_evaluation(claim: Path) -> EvaluationRecord | None:
+    """Read the last evaluation of an attempt; None if the file is missing or unreadable."""
     record = read_json_or_empty(claim / FILE_NAME)
     # the best score without its step says nothing, nor does the step without the score
     if not COUNT.accepts(record.get("best_step")) or decode(Score, record.get("best")) is None:

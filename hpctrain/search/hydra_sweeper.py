@@ -19,7 +19,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.task_checks import metric_mode
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import last_evaluation
+from hpctrain.run.evaluation import read_evaluation
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.search.runs import SweepRun, place, without_hydra_overrides
@@ -207,7 +207,7 @@ def objective(directory: RunDirectory, code: int, direction: Direction | None) -
     if not attempts or attempts[-1].reason is not Reason.COMPLETED:
         remedy = "type the command again once it has completed"
         raise RunFailedError(f"{directory.as_typed} is still queued or running, by another command; {remedy}")
-    evaluation = last_evaluation(directory)
+    evaluation = directory.newest(read_evaluation)
     if evaluation is None or evaluation.best is None:
         remedy = "give the task an eval_dataset, and checkpoint.metric_mode if the metric isn't its own"
         raise RunFailedError(f"{directory.as_typed} has no value of the metric by which it is judged; {remedy}")

@@ -1,4 +1,7 @@
-"""A search: the run that each of its tasks trains next, and the work of a task. The tasks share the journal."""
+"""A search: the run that each of its tasks trains next, and the work of a task. The tasks share the journal.
+
+Why it is like this: docs/adr/0021-searches-without-a-server.md.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import CodeSnapshot, current_code
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import last_evaluation
+from hpctrain.run.evaluation import read_evaluation
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.run.reason import Reason
@@ -214,7 +217,7 @@ class Search:
         reason = last.reason
         if last.continues or (reason.meaning.resumable and reason is not Reason.PAUSED):
             return None
-        evaluation = last_evaluation(directory) if reason in (Reason.PAUSED, Reason.COMPLETED) else None
+        evaluation = directory.newest(read_evaluation) if reason in (Reason.PAUSED, Reason.COMPLETED) else None
         score = None if evaluation is None else evaluation.best
         value: float | None = None
         if evaluation is not None and score is not None:

@@ -14,11 +14,11 @@ from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import describe_os_error
 from hpctrain.phrases import all_of
-from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
+from hpctrain.run.bottleneck import Bottleneck, read_bottleneck
 from hpctrain.run.checkpoints import BestCheckpoint, is_complete, saved_step
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import Score, last_evaluation
+from hpctrain.run.evaluation import Score, read_evaluation
 from hpctrain.run.gone_checkpoints import gone_step
 from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Attempt, Ledger
@@ -214,7 +214,7 @@ def read_status(
     if logged is None:
         names = BRIEF_METRICS if brief else None
         logged = last_metrics(directory.metrics, last_bytes=TAIL_BYTES, names=names)
-    evaluation = last_evaluation(directory, claims)
+    evaluation = directory.newest(read_evaluation, claims)
     config = read_plain_values(directory.config, _SHOWN_KEYS)
     last = attempts[-1] if attempts else Attempt(attempt=0)
     # records after the step from which a resume started are void: the resume repeats those steps
@@ -277,7 +277,7 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
         account=account(
             attempts, records.submissions, state=status.state, saved_step=saved_or_counted, now=time.time()
         ),
-        bottleneck=last_bottleneck(directory, claims),
+        bottleneck=directory.newest(read_bottleneck, claims),
     )
 
 

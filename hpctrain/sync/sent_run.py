@@ -30,7 +30,7 @@ from hpctrain.files import (
 )
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import last_evaluation
+from hpctrain.run.evaluation import read_evaluation
 from hpctrain.run.growing_file import NOTHING, GrowingFile
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import varied_text
@@ -142,7 +142,7 @@ def describe_state(directory: RunDirectory, state: str) -> ReportedState:
         directory: of the run.
         state: as `status` names it.
     """
-    evaluation = last_evaluation(directory)
+    evaluation = directory.newest(read_evaluation)
     summary: dict[str, float | int | str] = {}
     if evaluation is not None and evaluation.best is not None:
         summary[f"best/{evaluation.best.name}"] = evaluation.best.value

@@ -38,7 +38,7 @@ from hpctrain.rank.interface import choose_interface
 from hpctrain.rank.rank import Member, Rank
 from hpctrain.rank.rendezvous import meet, open_private_store, read_refusal, share_refusal
 from hpctrain.rank.world import World, join
-from hpctrain.run.bottleneck import last_bottleneck
+from hpctrain.run.bottleneck import read_bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import reserve_for_rank
 from hpctrain.run.launcher import Owner
@@ -301,7 +301,7 @@ def train(
     training = build(config, world, resumes=resumes, stop=attempt.stopping.request, bar=attempt.bar)
     if training.evaluation is None:
         _refuse_without_evaluation(training)
-    earlier = last_bottleneck(attempt.directory) if world.is_rank_zero else None
+    earlier = attempt.directory.newest(read_bottleneck) if world.is_rank_zero else None
     flops_per_sample = None if earlier is None else earlier.flops_per_sample
     loop, loader = _resume(training, attempt, flops_per_sample)
     started(loop)

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from hpctrain.run.bottleneck import last_bottleneck
+from hpctrain.run.bottleneck import read_bottleneck
 from tests.gpu.programs.gpu_tasks import Peeking
 
 pytestmark = pytest.mark.gpu
@@ -36,7 +36,7 @@ RUNS = {
 def measured(shells, at_once):
     """Each run's shell, and what was found to hold it back."""
     at_once(lambda name: shells(name).train(*RUNS[name]), RUNS)
-    return {name: (shells(name), last_bottleneck(shells(name).run)) for name in RUNS}
+    return {name: (shells(name), shells(name).run.newest(read_bottleneck)) for name in RUNS}
 
 
 def test_the_flops_of_a_text_model_are_counted(measured):

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from hpctrain.cli.status import main as status
-from hpctrain.run.bottleneck import PARTS, last_bottleneck
+from hpctrain.run.bottleneck import PARTS, read_bottleneck
 
 TASK = (
     "task=custom",
@@ -26,7 +26,7 @@ def measured(train):
     def run(name, *words, **options):
         code, run, output = train(name, *TASK, *words, **options)
         assert code == 0, output
-        return last_bottleneck(run.directory), run, output
+        return run.directory.newest(read_bottleneck), run, output
 
     return run
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpctrain.run.bottleneck import PARTS, Bottleneck, last_bottleneck, read_bottleneck
+from hpctrain.run.bottleneck import PARTS, Bottleneck, read_bottleneck
 from hpctrain.run.directory import RunDirectory
 
 FOUND = Bottleneck(
@@ -29,13 +29,13 @@ def test_it_is_read_as_it_was_written(tmp_path):
 
 def test_the_newest_attempt_that_left_one_counts(tmp_path):
     directory = RunDirectory.at(tmp_path)
-    assert last_bottleneck(directory) is None
+    assert directory.newest(read_bottleneck) is None
     for attempt in (1, 2, 10):
         directory.attempt(attempt).mkdir(parents=True)
-    assert last_bottleneck(directory) is None
+    assert directory.newest(read_bottleneck) is None
     Bottleneck(text="old").write(directory.attempt(1))
     FOUND.write(directory.attempt(2))
-    assert last_bottleneck(directory) == FOUND
+    assert directory.newest(read_bottleneck) == FOUND
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}"])

@@ -6,12 +6,12 @@ from dataclasses import asdict
 
 import pytest
 
-from hpctrain.run.evaluation import EvaluationRecord, Score, best_steps, last_evaluation
+from hpctrain.run.evaluation import EvaluationRecord, Score, best_steps, read_evaluation
 from hpctrain.run.record_fields import decode
 
 
 def test_the_newest_record_counts(directory):
-    assert last_evaluation(directory) is None
+    assert directory.newest(read_evaluation) is None
     for attempt in (1, 2, 3):
         directory.attempt(attempt).mkdir()
     EvaluationRecord(step=4, means={"eval/loss": 1.0}).write(directory.attempt(1))
@@ -19,7 +19,9 @@ def test_the_newest_record_counts(directory):
     EvaluationRecord(step=8, means={"eval/loss": 2.0, "eval/f1": math.nan}, best=best, best_step=4).write(
         directory.attempt(2)
     )
-    assert last_evaluation(directory) == EvaluationRecord(step=8, means={"eval/loss": 2.0}, best=best, best_step=4)
+    assert directory.newest(read_evaluation) == EvaluationRecord(
+        step=8, means={"eval/loss": 2.0}, best=best, best_step=4
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,7 @@ def test_the_newest_record_counts(directory):
 def test_a_damaged_record_counts_as_absent(directory, text):
     directory.attempt(1).mkdir()
     (directory.attempt(1) / "evaluation.json").write_text(text)
-    assert last_evaluation(directory) is None
+    assert directory.newest(read_evaluation) is None
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_the_best_score_and_its_step_count_together(directory, best, best_step):
     directory.attempt(1).mkdir()
     record = {"step": 8, "means": {"eval/loss": 2.0}, "best": best, "best_step": best_step}
     (directory.attempt(1) / "evaluation.json").write_text(json.dumps(record))
-    assert last_evaluation(directory) == EvaluationRecord(step=8, means={"eval/loss": 2.0})
+    assert directory.newest(read_evaluation) == EvaluationRecord(step=8, means={"eval/loss": 2.0})
 
 
 def test_a_record_of_a_directory_that_is_gone_is_not_an_error(directory):
