@@ -1,6 +1,8 @@
 """Decide what follows an attempt.
 
 `decide` is a pure function of the attempts so far and the budgets; `history_with` reads its input.
+
+Why it is like this: docs/adr/0005-the-stop-and-the-requeue.md.
 """
 
 from __future__ import annotations

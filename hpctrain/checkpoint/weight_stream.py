@@ -1,4 +1,7 @@
-"""Weights that don't fit into memory together, read one after the other and written into files of other formats."""
+"""Weights that don't fit into memory together, read one after the other and written into files of other formats.
+
+Why it is like this: docs/adr/0035-what-stays-ours.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Compose Hydra's groups and overrides into the checked configuration of a training, a program or a sweep."""
+"""Compose Hydra's groups and overrides into the checked configuration of a training, a program or a sweep.
+
+Why it is like this: docs/adr/0035-what-stays-ours.md.
+"""
 
 from __future__ import annotations
 

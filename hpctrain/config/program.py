@@ -1,4 +1,7 @@
-"""A program that is launched as the ranks of a run: its command, and the checks of its configuration."""
+"""A program that is launched as the ranks of a run: its command, and the checks of its configuration.
+
+Why it is like this: docs/adr/0019-any-program-as-a-run.md.
+"""
 
 from __future__ import annotations
 

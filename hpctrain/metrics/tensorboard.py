@@ -4,6 +4,8 @@ The messages are TensorBoard's protocol buffers. This module frames them as reco
 once. TensorBoard's `EventFileWriter` would keep records for up to two minutes in a thread, and raise in the caller once
 a write has failed, as on a full disk. Its `RecordWriter` computes checksums in Python: 0.1 s per megabyte of media, in
 which training waits for the GIL.
+
+Why it is like this: docs/adr/0035-what-stays-ours.md.
 """
 
 from __future__ import annotations

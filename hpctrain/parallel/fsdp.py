@@ -1,4 +1,7 @@
-"""Shard a model over a mesh: each rank holds a part of every parameter, gradient and optimizer state."""
+"""Shard a model over a mesh: each rank holds a part of every parameter, gradient and optimizer state.
+
+Why it is like this: docs/adr/0024-models-sharded-over-a-mesh.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""This rank's replica of the model, or its share of one: what a training asks of the ranks that compute with it."""
+"""This rank's replica of the model, or its share of one: what a training asks of the ranks that compute with it.
+
+Why it is like this: docs/adr/0037-one-room-for-each-thing.md.
+"""
 
 from __future__ import annotations
 

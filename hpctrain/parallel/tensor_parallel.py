@@ -2,6 +2,8 @@
 
 Not the asynchronous kind, which needs symmetric memory of GPUs. These are functions and not a `Replica`, because FSDP
 and pipelines both combine with them.
+
+Why it is like this: docs/adr/0024-models-sharded-over-a-mesh.md.
 """
 
 from __future__ import annotations

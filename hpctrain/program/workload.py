@@ -2,6 +2,8 @@
 
 The program is a child, and doesn't replace this process: then no exit record would be written after a crash, and no
 process would notice a hang.
+
+Why it is like this: docs/adr/0019-any-program-as-a-run.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Let all ranks decide to stop, to save or to end the run after the same step, without stalling the device."""
+"""Let all ranks decide to stop, to save or to end the run after the same step, without stalling the device.
+
+Why it is like this: docs/adr/0005-the-stop-and-the-requeue.md.
+"""
 
 from __future__ import annotations
 

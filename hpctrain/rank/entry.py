@@ -1,4 +1,7 @@
-"""The life of a rank's process: signals first, then the rank's work, then its exit record."""
+"""The life of a rank's process: signals first, then the rank's work, then its exit record.
+
+Why it is like this: docs/adr/0037-one-room-for-each-thing.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The run directory: the only module that defines its paths."""
+"""The run directory: the only module that defines its paths.
+
+Why it is like this: docs/adr/0001-run-directory-and-claims.md.
+"""
 
 from __future__ import annotations
 

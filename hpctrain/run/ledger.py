@@ -1,4 +1,7 @@
-"""The ledger of a run: which attempt owns it, and how each attempt ended."""
+"""The ledger of a run: which attempt owns it, and how each attempt ended.
+
+Why it is like this: docs/adr/0001-run-directory-and-claims.md.
+"""
 
 from __future__ import annotations
 

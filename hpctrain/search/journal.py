@@ -1,4 +1,7 @@
-"""The journal of a search: which run was given to which task, and what came of it."""
+"""The journal of a search: which run was given to which task, and what came of it.
+
+Why it is like this: docs/adr/0021-searches-without-a-server.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SLURM's job that this process runs in: its record, why it ends, and its requeue."""
+"""SLURM's job that this process runs in: its record, why it ends, and its requeue.
+
+Why it is like this: docs/adr/0037-one-room-for-each-thing.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Run the attempts of one allocation: find out how their ranks ended, and restart or requeue."""
+"""Run the attempts of one allocation: find out how their ranks ended, and restart or requeue.
+
+Why it is like this: docs/adr/0005-the-stop-and-the-requeue.md.
+"""
 
 from __future__ import annotations
 

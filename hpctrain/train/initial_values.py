@@ -3,6 +3,8 @@
 So one path serves shards, replicas, tensor parallelism and pipelines, with the values of a single device; but rank
 zero's host memory bounds the model. An earlier version recorded an ordinary build in dispatch modes and repeated it for
 each tensor: no rank held the whole model, but 1,100 lines depended on torch's internals.
+
+Why it is like this: docs/adr/0024-models-sharded-over-a-mesh.md.
 """
 
 from __future__ import annotations

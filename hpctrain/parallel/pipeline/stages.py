@@ -1,4 +1,7 @@
-"""The stages of a model that this rank has, and a forward pass through one of them."""
+"""The stages of a model that this rank has, and a forward pass through one of them.
+
+Why it is like this: docs/adr/0024-models-sharded-over-a-mesh.md.
+"""
 
 from __future__ import annotations
 
