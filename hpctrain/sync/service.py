@@ -64,7 +64,6 @@ class Service(Protocol):
 
     def destination(self, run: Description) -> str:
         """Return where `open` finds or makes the run, such as a server and a project; without any password."""
-        ...
 
     def open(self, run: Description, known_id: str) -> OpenedRun:
         """Find the run at the service, or make it.
@@ -74,7 +73,6 @@ class Service(Protocol):
             known_id: the service's id of it at this destination, where the run may have been deleted; empty if no
                 sender knows one.
         """
-        ...
 
     def send(self, rows: Sequence[Row], *, in_doubt: bool) -> None:
         """Send rows, with increasing steps.
@@ -83,15 +81,12 @@ class Service(Protocol):
             rows: none of which were confirmed.
             in_doubt: whether some of them may have arrived: those must not be doubled.
         """
-        ...
 
     def close(self, reported: ReportedState) -> None:
         """Report the run's state, and return when the service has everything."""
-        ...
 
     def abandon(self) -> None:
         """Leave at once, without waiting for the service."""
-        ...
 
 
 def make_service(name: str, directory: RunDirectory, *, offline: bool = False, server: str | None = None) -> Service:
