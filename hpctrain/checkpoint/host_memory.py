@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.checkpoint.page_locked import PageLockedMemory
-from hpctrain.errors import CheckpointError
+from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.parallel.local_part import local_part
 from hpctrain.run.process import memory_cgroups
 
@@ -138,11 +138,10 @@ class HostCopy:
 
     def finish(self) -> None:
         """Copy the tensors, and return when all copies hold their values; the originals must not have changed."""
-        devices = {source.device for source, _ in self._copies.values() if source.device.type != "cpu"}
-        for source, target in self._copies.values():
-            if target is not source:
-                target.copy_(source, non_blocking=True)
-        for device in devices:
+        copies = [(source, target) for source, target in self._copies.values() if target is not source]
+        for source, target in copies:
+            target.copy_(source, non_blocking=True)
+        for device in {source.device for source, _ in copies if source.device.type != "cpu"}:
             torch.accelerator.current_stream(device).synchronize()
 
     def _tensor(self, tensor: Tensor, buffer: Any, name: str) -> Tensor:
@@ -181,13 +180,29 @@ class _NoCopy(HostCopy):
         return source
 
 
-def require_storable(value: Any, name: str) -> None:
-    """Check that a checkpoint can hold a tree of values, without copying its tensors.
+def plain_copy(value: Any, name: str, copy: HostCopy | None = None) -> Any:
+    """Return a copy of the state of a task's or a user's own class, in the form in which a checkpoint holds it.
+
+    Args:
+        value: the tree.
+        name: what to call ``value`` in an error.
+        copy: makes the copy; None for one that shares nothing with other copies.
 
     Raises:
-        CheckpointError: a value can't be stored; the message names its place, beginning with ``name``.
+        TaskError: a value can't be stored; the message names its place, beginning with ``name``.
     """
-    _NoCopy().of(value, name=name)
+    copy = copy or HostCopy()
+    try:
+        plain = copy.of(value, name=name)
+    except CheckpointError as error:
+        raise TaskError(str(error)) from None
+    copy.finish()
+    return plain
+
+
+def require_storable(value: Any, name: str) -> None:
+    """Check that `plain_copy` can copy a tree of values, without copying its tensors."""
+    plain_copy(value, name, _NoCopy())
 
 
 def sharing_key(tensor: Tensor) -> tuple[object, ...]:

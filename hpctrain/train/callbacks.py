@@ -32,7 +32,7 @@ from hpctrain.config.task_checks import (
 )
 from hpctrain.data.loader import EvalLoader
 from hpctrain.data.micro_batch import map_tensors
-from hpctrain.errors import CheckpointError, ConfigError, TaskError
+from hpctrain.errors import ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.parallel.trial_pass import buffers_and_rng_restored
@@ -262,10 +262,7 @@ class Callbacks(Stateful):
             where = f"callbacks.{name}: {type(callback).__name__}.state_dict()"
             if not isinstance(state, Mapping):
                 raise TaskError(f"{where} must return a dict, but it returned a {type(state).__name__}")
-            try:
-                require_storable(state, where)
-            except CheckpointError as error:
-                raise TaskError(str(error)) from None
+            require_storable(state, where)
 
     def state(self) -> dict[str, Any]:
         """Return the states by name, without empty ones."""

@@ -23,7 +23,7 @@ from hpctrain.config.optimizer import (
     parameter_options,
 )
 from hpctrain.config.target import NEEDS_A_CLOSURE
-from hpctrain.errors import CheckpointError, ConfigError, TaskError
+from hpctrain.errors import ConfigError, TaskError
 from hpctrain.phrases import listed
 from hpctrain.train.build import instantiate, locate
 from hpctrain.train.learning_rate import LearningRate
@@ -188,10 +188,7 @@ class StateCheck:
             f"{self._key}: the state of its schedule": self._learning_rate.state_dict(),
         }
         for name, state in states.items():
-            try:
-                require_storable(state, name)
-            except CheckpointError as error:
-                raise TaskError(str(error)) from None
+            require_storable(state, name)
 
 
 def _outside_of_checkpoints(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

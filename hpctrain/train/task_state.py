@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hpctrain.checkpoint.host_memory import HostCopy
+from hpctrain.checkpoint.host_memory import plain_copy
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
-from hpctrain.errors import CheckpointError, TaskError
+from hpctrain.errors import TaskError
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.rank.message import pack, unpack
 from hpctrain.tasks.log import TaskLog
@@ -161,14 +161,10 @@ class TaskState(Stateful):
             self.restore_snapshot(before)
 
     def _copy(self) -> dict[str, Any]:
-        state, host = self._state(), HostCopy()
+        state = self._state()
         if not isinstance(state, Mapping):
             raise TaskError(f"{self._name}.state_dict must return a dict, but it returned a {type(state).__name__}")
-        try:
-            plain = host.of(state, name=f"{self._name}.state_dict()")
-        except CheckpointError as error:
-            raise TaskError(str(error)) from None
-        host.finish()
+        plain = plain_copy(state, f"{self._name}.state_dict()")
         places = [place_of(tensor.device, self._world.devices) for tensor in iterate_tensors(state)]
         return {"state": plain, "places": places}
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from hpctrain.attempt.lost_gpu import closing_unless_lost
-from hpctrain.checkpoint.host_memory import HostCopy
+from hpctrain.checkpoint.host_memory import plain_copy
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.config.optimizer import losses_of, named_optimizers
 from hpctrain.config.resources import micro_batch_size_of
@@ -27,7 +27,7 @@ from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import check_stream, describe_resume_cost, has_bookmarks, is_stream, streams_of
 from hpctrain.data.workers import Workers
-from hpctrain.errors import CheckpointError, TaskError
+from hpctrain.errors import TaskError
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted, listed
 from hpctrain.rank.determinism import random_states_restored
@@ -350,10 +350,4 @@ def build_stream_state(dataset: Any, world: World) -> StreamState:
 
 def _storable(marks: Iterable[Bookmark]) -> list[dict[str, Any]]:
     """Copy the bookmarks into values that a checkpoint can store."""
-    host = HostCopy()
-    try:
-        entries = [host.of(mark._asdict(), name=f"state_dict() of stream {mark.stream}: bookmark") for mark in marks]
-    except CheckpointError as error:
-        raise TaskError(str(error)) from None
-    host.finish()
-    return entries
+    return [plain_copy(mark._asdict(), f"state_dict() of stream {mark.stream}: bookmark") for mark in marks]
