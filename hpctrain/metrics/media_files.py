@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,19 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hpctrain.files import (
-    LARGEST_LOG_BYTES,
-    TEMPORARY_PREFIX,
-    parse_json,
-    read_bytes,
-    read_json_lines,
-    read_lines,
-    write_atomic,
-)
+from hpctrain.files import TEMPORARY_PREFIX, parse_json, read_lines, write_atomic
 from hpctrain.metrics.media import KINDS, CapturedMedium
 from hpctrain.metrics.sink import RecordFile, kept_lines
 from hpctrain.run.file_system import explain
-from hpctrain.run.record_fields import COUNT, TEXT, TIME, FieldType, describe_wrong_field
 from hpctrain.tasks.log import MediumKind
 
 logger = logging.getLogger(__name__)
@@ -36,8 +27,6 @@ MAX_WAITING_BYTES = 64 * 2**20
 """Bytes of media to keep while their folder can't be written; what exceeds them is dropped."""
 LONGEST_STEM = 200
 """Characters of a name in a file's name, quoted; file systems allow 255."""
-_KIND = FieldType("a kind of media", lambda value: isinstance(value, str) and value in KINDS)
-_FIELD_TYPES = {"step": COUNT, "time": TIME, "name": TEXT, "kind": _KIND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +98,6 @@ class MediaFiles:
         """Sync and close."""
         self._write_waiting()
         self._records.close()
-
-    def of_step(self, step: int) -> Iterator[Medium]:
-        """The media that are recorded for a step, as far as their files can be read."""
-        with suppress(OSError):
-            for record in read_json_lines(self._path, at_most=None):
-                if record.get("step") == step and not describe_wrong_field(record, _FIELD_TYPES, tuple(_FIELD_TYPES)):
-                    name, kind = record["name"], record["kind"]
-                    data = read_bytes(self._folder / file_name(name, step, kind), at_most=LARGEST_LOG_BYTES)
-                    yield Medium(step, record["time"], name, kind, data)
 
     def _has_room(self, medium: Medium) -> bool:
         waiting_bytes = sum(len(waiting.data) for waiting in self._waiting)

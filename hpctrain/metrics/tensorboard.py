@@ -51,8 +51,9 @@ class TensorBoardSink:
     """Writes scalars and media to an event file of this attempt, which the first record creates.
 
     A resume makes TensorBoard drop later steps in the files of earlier attempts (``purge_step=resume_step+1``), so a
-    curve never doubles back. TensorBoard can't drop the evaluation of a step and keep its other records: if the
-    evaluation will be repeated, all of `resume_step` is dropped, and `repeat` has to bring back the rest.
+    curve never doubles back. TensorBoard can't drop the evaluation of a step and keep its other records: if the process
+    is killed between an evaluation that a stop put off and the save that follows at once, the next attempt repeats that
+    evaluation, and its step has two points.
 
     If training records follow each other within 0.1 s, only the first is written, and the last one before a `flush` or
     `close`; the metrics file has all of them. Evaluations are written at once.
@@ -63,7 +64,6 @@ class TensorBoardSink:
         directory: the run's TensorBoard folder; made if it is missing.
         resume_step: the step from which the attempt starts; events of later steps are dropped.
         clock: epoch seconds.
-        evaluation_due: whether `resume_step` will be evaluated again.
         hyperparameters: of the run, by key, for TensorBoard's page HParams; empty for none.
     """
 
@@ -73,11 +73,10 @@ class TensorBoardSink:
         resume_step: int,
         clock: Callable[[], float] = time.time,
         *,
-        evaluation_due: bool = False,
         hyperparameters: Mapping[str, HyperparameterValue] | None = None,
     ) -> None:
         self._directory = directory
-        self._purge_step = resume_step + (not evaluation_due)
+        self._purge_step = resume_step + 1
         self._clock = clock
         self._hyperparameters = hyperparameters or {}
         self._file: RecordFile | None = None
@@ -96,14 +95,7 @@ class TensorBoardSink:
             if is_early:
                 return
         self._logged_at = now
-        self.repeat(step, now, values)
-
-    def repeat(self, step: int, logged_at: float, values: Mapping[str, float]) -> None:
-        """Append one event with values that were logged at some time, in epoch seconds."""
-        event = _event(logged_at, step)
-        for name, value in values.items():
-            event.summary.value.add(tag=name, simple_value=value)
-        self._append(event)
+        self._append_values(step, now, values)
 
     def media(self, medium: Medium) -> None:
         """Append one event with a medium."""
@@ -139,8 +131,14 @@ class TensorBoardSink:
 
     def _append_left_out(self) -> None:
         if self._left_out is not None:
-            self.repeat(*self._left_out)
+            self._append_values(*self._left_out)
             self._left_out = None
+
+    def _append_values(self, step: int, logged_at: float, values: Mapping[str, float]) -> None:
+        event = _event(logged_at, step)
+        for name, value in values.items():
+            event.summary.value.add(tag=name, simple_value=value)
+        self._append(event)
 
     def _append(self, event: Any) -> None:
         with self._lock:

@@ -90,23 +90,10 @@ class TrainingLog:
             sinks.append(CsvSink(directory.metrics_csv, partial(read_metrics, directory.metrics, at_most=None)))
         files = MediaFiles(directory.media, directory.media_records, step, evaluation_due=evaluation_due)
         if self._training.config.logger.tensorboard:
-            self._tensorboard = self._open_tensorboard(directory, files)
+            self._tensorboard = TensorBoardSink(directory.tensorboard, step, hyperparameters=hyperparameters(directory))
             sinks.append(self._tensorboard)
         self._media = MediaWriter(files, [] if self._tensorboard is None else [self._tensorboard.media])
         return sinks
-
-    def _open_tensorboard(self, directory: RunDirectory, files: MediaFiles) -> TensorBoardSink:
-        step, evaluation_due = self._start.step, self._start.evaluation_due
-        sink = TensorBoardSink(
-            directory.tensorboard, step, evaluation_due=evaluation_due, hyperparameters=hyperparameters(directory)
-        )
-        if evaluation_due:
-            for record in read_metrics(directory.metrics, at_most=None):
-                if record.step == step:
-                    sink.repeat(step, record.time or 0.0, record.values)
-            for medium in files.of_step(step):
-                sink.media(medium)
-        return sink
 
     def training(self, step: int) -> dict[str, float]:
         """Log the metrics since the last call; collective.

@@ -169,21 +169,6 @@ def test_a_directory_that_cannot_be_made(tmp_path):
         make_event_file(tmp_path / "taken")
 
 
-def test_a_repeated_evaluation_is_there_once_and_the_training_of_its_step_too(tmp_path):
-    """The evaluation of step 20 was done, and the process killed before it could save that."""
-    first = TensorBoardSink(tmp_path, 0, clock=itertools.count(1763).__next__)
-    first.log(10, {"train/loss": 1.0})
-    first.log(20, {"train/loss": 2.0})
-    first.log(20, {"eval/loss": 3.0})
-    first.close()
-    for _ in range(2):
-        again = TensorBoardSink(tmp_path, 20, clock=itertools.count(1790).__next__, evaluation_due=True)
-        again.repeat(20, 1764.0, {"train/loss": 2.0})
-        again.log(20, {"eval/loss": 3.5})
-        again.close()
-    assert read(tmp_path) == {"train/loss": [(10, 1.0), (20, 2.0)], "eval/loss": [(20, 3.5)]}
-
-
 def test_media_are_read_back(tmp_path):
     sink = TensorBoardSink(tmp_path, 0)
     content = {
