@@ -130,8 +130,7 @@ def prepare_resume(directory: RunDirectory, claim: Claim, world: World) -> bool:
         CheckpointError: all checkpoints that the run saved are gone; on every rank.
         SupersededError: a later attempt owns the run; on rank zero alone.
     """
-    error: CheckpointError | None = None
-    has_checkpoints = False
+    has_checkpoints, problem = False, ""
     # with client caches, other ranks may see another folder
     if world.is_rank_zero:
         claim.require_ownership()
@@ -140,12 +139,11 @@ def prepare_resume(directory: RunDirectory, claim: Claim, world: World) -> bool:
         if may_start_over(directory):
             _start_over(directory, claim)
         has_checkpoints = bool(directory.checkpoint_steps())
-        if not has_checkpoints and (problem := describe_gone(directory)):
-            error = CheckpointError(problem)
-    resumes, problem = world.broadcast((has_checkpoints, error and str(error)))
-    if problem is not None:
-        raise error or CheckpointError(problem, elsewhere=True)
-    return bool(resumes)
+        problem = "" if has_checkpoints else describe_gone(directory)
+    has_checkpoints, problem = world.broadcast((has_checkpoints, problem))
+    if problem:
+        raise CheckpointError(problem, elsewhere=not world.is_rank_zero)
+    return bool(has_checkpoints)
 
 
 def _start_over(directory: RunDirectory, claim: Claim) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -124,10 +124,19 @@ class World:
         dist.broadcast(data, src=0, group=self.control)
         return value if self.is_rank_zero else decode(data)
 
+    def decide_on_rank_zero(self, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
+        """What rank zero decides from the values of all ranks, on every rank; collective, for small values.
+
+        Args:
+            value: of this rank; what `message.encode` takes.
+            decide: called on rank zero with the values in rank order; returns what `message.encode` takes.
+        """
+        gathered = self.gather(value)
+        return self.broadcast(None if gathered is None else decide(gathered))
+
     def union(self, names: Iterable[str]) -> list[str]:
         """The names of all ranks, sorted, on every rank; collective."""
-        gathered = self.gather(sorted(names))
-        return list(self.broadcast(None if gathered is None else sorted(set[str]().union(*gathered))))
+        return list(self.decide_on_rank_zero(sorted(names), lambda gathered: sorted(set[str]().union(*gathered))))
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all ranks in place, on the device's own group; collective."""

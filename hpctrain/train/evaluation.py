@@ -6,7 +6,7 @@ import difflib
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
@@ -371,9 +371,8 @@ class Evaluation:
             num_samples: the number; None if this rank doesn't know it.
             unknown_allowed: whether to ignore ranks that don't know it; otherwise they have more than the others.
         """
-        gathered = enumerate(self.evaluation_pass.world.gather(num_samples) or [])
-        by_rank = {rank: number for rank, number in gathered if number is not None or not unknown_allowed}
-        if difference := self.evaluation_pass.world.broadcast(_difference(by_rank)):
+        decide = partial(_difference, unknown_allowed=unknown_allowed)
+        if difference := self.evaluation_pass.world.decide_on_rank_zero(num_samples, decide):
             kind = type(self.evaluation_pass.task).__name__
             raise TaskError(
                 f"{kind}.eval_dataset: expected the same samples on every rank, found "
@@ -381,9 +380,15 @@ class Evaluation:
             )
 
 
-def _difference(num_samples: Mapping[int, int | None]) -> str:
-    """Describe two ranks with different numbers of samples; empty if there are none. None is more than any number."""
-    by_number = sorted(num_samples.items(), key=lambda item: (item[1] is None, item[1]))
+def _difference(num_samples: Sequence[int | None], *, unknown_allowed: bool) -> str:
+    """Describe two ranks with different numbers of samples; empty if there are none.
+
+    Args:
+        num_samples: of each rank; None is more than any number.
+        unknown_allowed: whether to ignore ranks with None.
+    """
+    by_rank = [(rank, number) for rank, number in enumerate(num_samples) if number is not None or not unknown_allowed]
+    by_number = sorted(by_rank, key=lambda item: (item[1] is None, item[1]))
     if not by_number or by_number[0][1] == by_number[-1][1]:
         return ""
     (rank, smallest), (other_rank, largest) = by_number[0], by_number[-1]

@@ -111,9 +111,10 @@ class EvaluationResults:
         growing, constant = self.metrics.num_gathered_bytes
         sizes = [self._num_samples, self._gathering.num_bytes + growing, constant, int(self.is_full)]
         # ranks that compute layers together have the same results
-        gathered = self.world.gather(sizes if self.world.share.is_counted else [0] * len(sizes))
-        totals = None if gathered is None else [sum(column) for column in zip(*gathered, strict=True)]
-        num_gathered, growing, constant, is_full = self.world.broadcast(totals)
+        num_gathered, growing, constant, is_full = self.world.decide_on_rank_zero(
+            sizes if self.world.share.is_counted else [0] * len(sizes),
+            lambda gathered: [sum(column) for column in zip(*gathered, strict=True)],
+        )
         per_sample = growing / max(num_gathered, 1)
         expected = constant + (growing if num_samples is None else per_sample * num_samples)
         if expected <= self.max_gathered_mb * MB:

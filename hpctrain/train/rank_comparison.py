@@ -108,8 +108,7 @@ class RankComparison:
         if torch.equal(lowest, ~inverted_highest):
             return
         difference = _difference(facts, self._world.broadcast(facts))
-        gathered = self._world.gather(difference)
-        raise TaskError(self._world.broadcast(None if gathered is None else _message(gathered)))
+        raise TaskError(self._world.decide_on_rank_zero(difference, _message))
 
 
 def require_same_model(model: nn.Module, world: World, remedy: str = SAME_MODEL) -> None:
@@ -236,12 +235,10 @@ class SampleCheck:
         varies = any(_differ(sample, *self._read([index])) for _ in range(REPEATS))
         if self.world.combine_(torch.tensor([int(varies)]), "max").item():
             return
-        gathered = self.world.gather(None if sample.isinf().any() else sample.tolist())
-        message = None
-        if gathered is not None:
-            remedy = SAME_STREAM if is_stream(self.dataset) else SAME_DATA
-            message = f"{_describe_differing_ranks(gathered)} in the content of {kind} sample {index}; {remedy}"
-        raise TaskError(self.world.broadcast(message))
+        numbers = None if sample.isinf().any() else sample.tolist()
+        ranks_differ = self.world.decide_on_rank_zero(numbers, _describe_differing_ranks)
+        remedy = SAME_STREAM if is_stream(self.dataset) else SAME_DATA
+        raise TaskError(f"{ranks_differ} in the content of {kind} sample {index}; {remedy}")
 
     def _differ_between_ranks(self, samples: Tensor) -> Tensor:
         """Return, for each sample, whether two ranks have read different numbers; collective.

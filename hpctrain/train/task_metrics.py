@@ -270,13 +270,10 @@ class TaskMetrics:
         shapes = [list(state.value.shape) for state in elementwise]
         dtypes = [str(state.value.dtype).removeprefix("torch.") for state in elementwise]
         forms = [_form(state) for state in gathered_states]
-        gathered = self._world.gather(
-            {"names": names, "shapes": shapes, "dtypes": dtypes, "updates": updates, "forms": forms}
+        facts = {"names": names, "shapes": shapes, "dtypes": dtypes, "updates": updates, "forms": forms}
+        plan = self._world.decide_on_rank_zero(
+            facts, partial(_plan_reduction, elementwise=elementwise, gathered_states=gathered_states)
         )
-        plan: dict[str, Any] = {"problem": ""}
-        if gathered is not None:
-            plan = _plan_reduction(gathered, elementwise, gathered_states)
-        plan = self._world.broadcast(plan)
         if plan["problem"]:
             raise TaskError(f"{type(self._task).__name__}.metrics: {plan['problem']}")
         return plan
