@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import HostMemory
-from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, PlainNames, by_name, names_by_id, parameter_names
+from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, PlainNames, names_by_id, parameter_names
 from hpctrain.checkpoint.stored_tensor import StoredTensor
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError
@@ -29,32 +29,32 @@ log = logging.getLogger("hpctrain.checkpoint")
 def restore_weights(
     saved: Mapping[str, Any],
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None = None,
-    scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
+    optimizers: Mapping[str, torch.optim.Optimizer] | None = None,
+    scalers: Mapping[str, torch.amp.GradScaler] | None = None,
     *,
-    changed: Collection[str] | Mapping[str, Collection[str]] = (),
+    changed: Mapping[str, Collection[str]] | None = None,
 ) -> None:
-    """Restore model, optimizer and scaler; not collective.
+    """Restore model, optimizers and scalers; not collective.
 
     Args:
         saved: `LoadedCheckpoint.states`.
         model: on any device, with or without wrappers; its tensors are copied into, and buffers replaced whose shape or
             dtype training had changed.
-        optimizer: over the model's parameters, or several by name; None leaves it out.
-        scaler: starts afresh, with a warning, if none was saved; or several by name.
-        changed: options of the optimizer that keep their current value, by name for several; see `restore_optimizer`.
+        optimizers: over the model's parameters, by name; the name of a single one is ''. None leaves them out.
+        scalers: by name, too; one of which no state was saved starts afresh, with a warning.
+        changed: options of the optimizers that keep their current value, by name; see `restore_optimizer`.
 
     Raises:
         CheckpointError: names, shapes, dtypes or options differ; the message starts with the path and lists them.
     """
     try:
         restore_model(model, saved["model"], saved.get(CHANGED_BUFFERS, ()))
-        if optimizer is not None:
-            _restore_optimizers(saved, model, by_name(optimizer), by_name(changed))
+        if optimizers is not None:
+            _restore_optimizers(saved, model, optimizers, changed or {})
     except CheckpointError as error:
         raise CheckpointError(f"{saved['path']}: {error}") from error
-    if scaler is not None:
-        _restore_scalers(saved, by_name(scaler))
+    if scalers:
+        _restore_scalers(saved, scalers)
 
 
 def _restore_optimizers(

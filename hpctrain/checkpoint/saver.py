@@ -148,8 +148,8 @@ class CheckpointSaver:
         if not (self._takes_part and self._background and any(map(self._page_locked.serves, state.model.parameters()))):
             return
         hook = partial(self._lock_after_first_step, state)
-        self._awaiting_first_step = set(state.optimizers)
-        self._hooks = [optimizer.register_step_post_hook(hook) for optimizer in state.optimizers]
+        self._awaiting_first_step = set(state.optimizers.values())
+        self._hooks = [optimizer.register_step_post_hook(hook) for optimizer in self._awaiting_first_step]
 
     def save(self, state: LiveState, *, wait: bool, retain: bool = True) -> None:
         """Copy, and write in the background or at once.

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,8 @@ from hpctrain.checkpoint.host_memory import HostCopy, element_bytes, sharing_key
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.run.evaluation import Score
 
-T = TypeVar("T")
 NAMED = "named"
 """Key of the states of several optimizers; a single one's state dict has no such key."""
-
-
-def by_name(one_or_several: T | Mapping[str, T]) -> Mapping[str, T]:
-    """Return several optimizers or scalers as they are; the name of a single one is ''."""
-    return one_or_several if isinstance(one_or_several, Mapping) else {"": one_or_several}
 
 
 class Stateful(Protocol):
@@ -174,25 +168,20 @@ class LiveState:
 
     Attributes:
         model: with or without wrappers; its names are saved plain.
-        optimizer: over parameters of the model; several by name.
+        optimizers: over parameters of the model, by name; the name of a single one is ''.
         head: the position of the run.
-        scaler: of fp16, or several by name; None or a disabled one is saved as None.
+        scalers: of fp16, by name; the name of a single one is ''. A disabled one is saved as None.
         rng: `rng_state` of every rank, in rank order.
         extra: all other state that determines the rest of the run: tensors, numbers, strings, dicts, lists, tuples.
     """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
+    optimizers: Mapping[str, torch.optim.Optimizer]
     _: KW_ONLY
     head: Head
-    scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None
+    scalers: Mapping[str, torch.amp.GradScaler] = field(default_factory=dict)
     rng: Sequence[object] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """All optimizers."""
-        return tuple(by_name(self.optimizer).values())
 
     def missing_bytes(self, page_locked: PageLockedMemory) -> int:
         """Return the host memory that a copy still needs, beyond what is page-locked already; nothing is copied.
@@ -242,9 +231,8 @@ class LiveState:
         return tensors_in((self.model.state_dict(), self._optimizer_state(), self.extra))
 
     def _optimizer_state(self) -> dict[str, Any]:
-        if isinstance(self.optimizer, Mapping):
-            return {NAMED: {name: optimizer.state_dict() for name, optimizer in self.optimizer.items()}}
-        return self.optimizer.state_dict()
+        states = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        return states.get("", {NAMED: states})
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -252,14 +240,12 @@ class LiveState:
         return names_by_id(self.model)
 
     def _other_state(self) -> dict[str, Any]:
-        optimizers = by_name(self.optimizer)
-        names = {name: parameter_names(self._names, optimizer) for name, optimizer in optimizers.items()}
-        scalers = by_name(self.scaler)
-        scales = {name: scaler and (scaler.state_dict() or None) for name, scaler in scalers.items()}
+        names = {name: parameter_names(self._names, optimizer) for name, optimizer in self.optimizers.items()}
+        scales = {name: scaler.state_dict() or None for name, scaler in self.scalers.items()}
         return {
             **asdict(self.head),
             # of a single optimizer or scaler, without a name
-            "scaler": scales.get("", scales),
+            "scaler": scales.get("", scales or None),
             "parameters": names.get("", names),
             "rng": list(self.rng),
             "extra": dict(self.extra),

@@ -256,7 +256,7 @@ class Checkpointing:
         self.due_at_s = self.clock() + interval_s
 
     def _live_state(
-        self, step: int, *, model: nn.Module, optimizers: Any, scaler: Any, rng: Sequence[object] = (), **extra: Any
+        self, step: int, *, model: nn.Module, optimizers: Any, scalers: Any, rng: Sequence[object] = (), **extra: Any
     ) -> LiveState:
         head = Head(
             step=step,
@@ -265,4 +265,6 @@ class Checkpointing:
             config_digest=config_digest(self.training.config),
             score=None if self._best is None else self._best.score_at(step),
         )
-        return self.saver.live_state(model=model, optimizer=optimizers, head=head, scaler=scaler, rng=rng, extra=extra)
+        return self.saver.live_state(
+            model=model, optimizers=optimizers, head=head, scalers=scalers, rng=rng, extra=extra
+        )

@@ -128,7 +128,7 @@ class Weights(Stateful):
         return {
             "model": self._training.module,
             "optimizers": _optimizers_of(step),
-            "scaler": _scalers_of(step),
+            "scalers": _scalers_of(step),
             "optimizer": self._training.config.optimizer,
             **({CHANGED_BUFFERS: buffers} if buffers else {}),
         }
@@ -141,10 +141,7 @@ class Weights(Stateful):
         """
         step, now = self._training.step, self._training.config.optimizer
         optimizers, before = _optimizers_of(step), saved.get("optimizer", {})
-        if isinstance(optimizers, dict):
-            changed: Any = {name: _changed(_options(before, name), _options(now, name)) for name in optimizers}
-        else:
-            changed = _changed(before, now)
+        changed = {name: _changed(_options(before, name), _options(now, name)) for name in optimizers}
         restore_weights(saved, self._training.module, optimizers, _scalers_of(step), changed=changed)
         for update in step.updates:
             drop_absent_states(update.optimizer)
@@ -232,21 +229,21 @@ def _by_name(step: TrainStep) -> dict[str, Update]:
     return {update.name: update for update in step.updates}
 
 
-def _optimizers_of(step: TrainStep) -> torch.optim.Optimizer | dict[str, torch.optim.Optimizer]:
-    """Return the optimizer without a name, or all by name."""
-    updates = _by_name(step)
-    return updates[""].optimizer if "" in updates else {name: update.optimizer for name, update in updates.items()}
+def _optimizers_of(step: TrainStep) -> dict[str, torch.optim.Optimizer]:
+    return {update.name: update.optimizer for update in step.updates}
 
 
-def _scalers_of(step: TrainStep) -> torch.amp.GradScaler | dict[str, torch.amp.GradScaler] | None:
-    """Return the scaler of the only turn, or those of all turns by name; None if there is none."""
-    if len(step.turns) == 1:
-        return step.turns[0].update.scaler
-    return {turn.loss.name: turn.update.scaler for turn in step.turns if turn.update.scaler is not None} or None
+def _scalers_of(step: TrainStep) -> dict[str, torch.amp.GradScaler]:
+    """Return the scalers of the turns by the names of their losses; that of the only turn has the name ''."""
+    is_single = len(step.turns) == 1
+    scalers = {"" if is_single else turn.loss.name: turn.update.scaler for turn in step.turns}
+    return {name: scaler for name, scaler in scalers.items() if scaler is not None}
 
 
-def _options(node: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the options of one named optimizer, with those that it shares with the others."""
+def _options(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the options of an optimizer; of one that has a name, with those that it shares with the others."""
+    if not name:
+        return node
     shared = {key: node[key] for key in SHARED_KEYS if node.get(key) is not None}
     return {**shared, **node.get("named", {}).get(name, {})}
 

@@ -68,10 +68,10 @@ class Load:
         self.with_torch(mmap=False)
 
     def ours(self) -> None:
-        restore_weights(load(self.state.checkpoint).states, self.state.model, self.state.optimizer)
+        restore_weights(load(self.state.checkpoint).states, self.state.model, {"": self.state.optimizer})
 
     def ours_verified_elsewhere(self) -> None:
-        restore_weights(load(self.state.checkpoint, verified=True).states, self.state.model, self.state.optimizer)
+        restore_weights(load(self.state.checkpoint, verified=True).states, self.state.model, {"": self.state.optimizer})
 
     def warm(self) -> None:
         self.fresh()

@@ -58,7 +58,7 @@ class SaveTrial:
     def state(self, step: int) -> LiveState:
         head = Head(step=step, samples_seen=step, world_size=1, config_digest="c")
         devices = [self.device] if self.device.type == "cuda" else []
-        return LiveState(self.model, self.optimizer, head=head, rng=[rng_state(devices)])
+        return LiveState(self.model, {"": self.optimizer}, head=head, rng=[rng_state(devices)])
 
     def time_step(self) -> float:
         """Train a step, and wait for the GPU."""

@@ -140,7 +140,7 @@ class Saves:
     @property
     def live(self) -> LiveShards:
         head = Head(step=1, samples_seen=1, world_size=self.world.size, config_digest="c")
-        return LiveShards(self.model, self.optimizer, head=head, rng=[], world=self.world, part_cache=self.known)
+        return LiveShards(self.model, {"": self.optimizer}, head=head, rng=[], world=self.world, part_cache=self.known)
 
     def copy(self) -> None:
         for kept, tensor in zip(self.kept, self.shards, strict=True):
@@ -181,7 +181,7 @@ class Saves:
 
     def load(self) -> None:
         found = load_newest(self.directory, self.world)
-        restore_weights(found.states, self.model, self.optimizer)
+        restore_weights(found.states, self.model, {"": self.optimizer})
 
     def load_dcp(self) -> None:
         tree = self.tree()

@@ -76,7 +76,7 @@ class State:
     @property
     def between_steps(self) -> LiveState:
         head = Head(step=1, samples_seen=1, world_size=1, config_digest="c")
-        return LiveState(self.model, self.optimizer, head=head, rng=[rng_state()])
+        return LiveState(self.model, {"": self.optimizer}, head=head, rng=[rng_state()])
 
     def write_raw(self, pieces: Iterable[Tensor]) -> None:
         """Write and fsync, through the page cache."""

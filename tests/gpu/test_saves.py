@@ -54,7 +54,7 @@ class Large:
 
     def state(self, step):
         head = Head(step=step, samples_seen=8 * step, world_size=1, config_digest="c")
-        return LiveState(self.model, self.optimizer, head=head, rng=[rng_state([] if ON_CPU else [self.device])])
+        return LiveState(self.model, {"": self.optimizer}, head=head, rng=[rng_state([] if ON_CPU else [self.device])])
 
     def saver(self, name, *, asynchronous):
         directory = RunDirectory.at(self.folder / name)

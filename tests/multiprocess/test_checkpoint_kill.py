@@ -50,7 +50,10 @@ def snapshot(step, seed):
     model(torch.randn(3, 4)).sum().backward()
     optimizer.step()
     return LiveState(
-        model, optimizer, head=Head(step=step, samples_seen=step, world_size=1, config_digest="c"), rng=[rng_state()]
+        model,
+        {"": optimizer},
+        head=Head(step=step, samples_seen=step, world_size=1, config_digest="c"),
+        rng=[rng_state()],
     ).capture()
 
 

@@ -52,7 +52,7 @@ def test_every_mesh_reads_what_a_mesh_has_written_bit_for_bit(together, tmp_path
     directory = RunDirectory.at(tmp_path)
     saved = load(directory.checkpoint(2))
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
-    restore_weights(saved.states, model, optimizer)
+    restore_weights(saved.states, model, {"": optimizer})
     assert model.head.weight is model.embedding.weight
     assert saved.model["head.weight"] is saved.model["embedding.weight"]
     for name, value in model.named_parameters(remove_duplicate=False):

@@ -18,7 +18,6 @@ from hpctrain.checkpoint.state import (
     LiveState,
     PlainNames,
     Snapshot,
-    by_name,
     parameter_names,
     placed_tensors,
     tensors_in,
@@ -224,7 +223,7 @@ class LiveShards(LiveState):
     def _states(self) -> list[tuple[Path, Mapping[str, Any]]]:
         """The state of each parameter in each optimizer, and its path."""
         states: list[tuple[Path, Mapping[str, Any]]] = []
-        for name, optimizer in by_name(self.optimizer).items():
+        for name, optimizer in self.optimizers.items():
             names = list(chain.from_iterable(parameter_names(self._names, optimizer)))
             for index, state in optimizer.state_dict()["state"].items():
                 parameter = names[index] if isinstance(index, int) and index < len(names) else ""
@@ -249,7 +248,7 @@ class LiveShards(LiveState):
             return {**saved, "state": states}
 
         saved = self._optimizer_state()
-        if isinstance(self.optimizer, Mapping):
+        if NAMED in saved:
             return {NAMED: {name: marked(state_dict) for name, state_dict in saved[NAMED].items()}}
         return marked(saved)
 

@@ -91,7 +91,9 @@ def trained(world, parallel, *, steps=2, seed=0):
 def live(model, optimizer, world, step, known=None, **extra):
     head = Head(step=step, samples_seen=step, world_size=world.size, config_digest="digest")
     known = {} if known is None else known
-    return LiveShards(model, optimizer, head=head, rng=["rng"] * world.size, extra=extra, world=world, part_cache=known)
+    return LiveShards(
+        model, {"": optimizer}, head=head, rng=["rng"] * world.size, extra=extra, world=world, part_cache=known
+    )
 
 
 def contents(model, optimizer):
@@ -132,7 +134,7 @@ def restore(folder, options):
     expected = torch.load(Path(folder, "expected.pt"), weights_only=True)
     model, optimizer = trained(world, parallel, seed=5)
     found = load_newest(directory, world)
-    restore_weights(found.states, model, optimizer)
+    restore_weights(found.states, model, {"": optimizer})
     wrong = [name for name, value in contents(model, optimizer).items() if not torch.equal(value, expected[name])]
     world.close()
     return {"wrong": wrong, "rng": found.state["rng"], "step": found.step}

@@ -85,7 +85,7 @@ def snapshot(trained):
         model, optimizer = trained(seed=step if seed is None else seed)
         return LiveState(
             model,
-            optimizer,
+            {"": optimizer},
             extra=extra,
             head=Head(step=step, samples_seen=8 * step, world_size=1, config_digest="c0"),
             rng=[rng_state()],

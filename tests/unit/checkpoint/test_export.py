@@ -50,7 +50,7 @@ def saved(writer):
 
     def save(model, **extra):
         optimizer = torch.optim.SGD(model.parameters())
-        path = writer.write(LiveState(model, optimizer, head=HEAD, extra=extra).capture())
+        path = writer.write(LiveState(model, {"": optimizer}, head=HEAD, extra=extra).capture())
         return load(path)
 
     return save

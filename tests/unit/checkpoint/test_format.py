@@ -35,7 +35,9 @@ def published(writer, trained):
     wrapped = torch.compile(model, backend="eager")
     head = Head(step=100, samples_seen=6400, world_size=2, config_digest="c0")
     path = writer.write(
-        LiveState(wrapped, optimizer, extra={"ema": model.state_dict()}, head=head, rng=[rng_state()] * 2).capture()
+        LiveState(
+            wrapped, {"": optimizer}, extra={"ema": model.state_dict()}, head=head, rng=[rng_state()] * 2
+        ).capture()
     )
     return path, model
 

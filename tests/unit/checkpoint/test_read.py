@@ -136,8 +136,8 @@ def test_everything_comes_back_and_the_future_is_the_same(writer, trained):
     optimizer.param_groups[0]["lr"] = 0.02
     snapshot = LiveState(
         model,
-        optimizer,
-        scaler=scaler,
+        {"": optimizer},
+        scalers={"": scaler},
         extra={"best": float("inf")},
         head=Head(step=3, samples_seen=24, world_size=1, config_digest="c0"),
         rng=[rng_state()],
@@ -148,7 +148,7 @@ def test_everything_comes_back_and_the_future_is_the_same(writer, trained):
     model, optimizer = trained(seed=5, steps=0)
     scaler = torch.amp.GradScaler("cpu")
     found = load(path)
-    restore_weights(found.states, model, optimizer, scaler)
+    restore_weights(found.states, model, {"": optimizer}, {"": scaler})
     restore_rng(found.state["rng"][0])
     assert (found.step, found.world_size, found.state["config_digest"]) == (3, 1, "c0")
     assert found.extra == {"best": float("inf")}
@@ -178,12 +178,12 @@ def train(model, optimizer, steps=2):
 def test_the_restored_optimizer_owns_its_memory(writer, verified):
     model, optimizer = large_model(0, lr=0.01)
     train(model, optimizer)
-    path = writer.write(LiveState(model, optimizer, head=HEAD).capture())
+    path = writer.write(LiveState(model, {"": optimizer}, head=HEAD).capture())
     straight = train(model, optimizer)
     model, optimizer = large_model(5)
     found = load(path, verified=verified)
     assert all(f"{path}/{name}.pt" in mapped_files() for name in ("model", "optimizer"))
-    restore_weights(found.states, model, optimizer)
+    restore_weights(found.states, model, {"": optimizer})
     del found
     assert str(path) not in mapped_files()
     assert all(map(torch.equal, straight, train(model, optimizer)))
@@ -196,9 +196,9 @@ def test_state_in_a_wider_dtype_than_its_parameter_is_restored_as_it_was(writer)
     model(torch.ones(1, 1200)).sum().backward()
     optimizer.step()
     model.bfloat16()
-    path = writer.write(LiveState(model, optimizer, head=HEAD).capture())
+    path = writer.write(LiveState(model, {"": optimizer}, head=HEAD).capture())
     fresh = torch.optim.AdamW(model.parameters())
-    restore_weights(load(path).states, model, fresh)
+    restore_weights(load(path).states, model, {"": fresh})
     (kept,), (before,) = fresh.state.values(), optimizer.state.values()
     for name in ("exp_avg", "exp_avg_sq"):
         assert kept[name].dtype == torch.float32
@@ -214,9 +214,9 @@ def test_what_an_optimizer_keeps_for_all_its_parameters_is_its_own_too(writer):
         return model, optimizer
 
     model, optimizer = build(0)
-    path = writer.write(LiveState(model, optimizer, head=HEAD).capture())
+    path = writer.write(LiveState(model, {"": optimizer}, head=HEAD).capture())
     other, fresh = build(1)
-    restore_weights(load(path).states, other, fresh)
+    restore_weights(load(path).states, other, {"": fresh})
     assert torch.equal(fresh.state["all"]["mean"], optimizer.state["all"]["mean"])
     assert str(path) not in mapped_files()
 
@@ -239,14 +239,14 @@ def test_the_loaded_tensors_are_those_that_were_saved(writer):
 
     model = nn.Linear(1, 1)
     found = load(
-        writer.write(LiveState(model, torch.optim.SGD(model.parameters()), extra=extra, head=HEAD).capture())
+        writer.write(LiveState(model, {"": torch.optim.SGD(model.parameters())}, extra=extra, head=HEAD).capture())
     ).extra
     assert comparable(found) == comparable(extra)
     found["same"][0][4] = -1.0
     assert found["same"][1][4] == -1.0
     assert (
         load(
-            writer.write(LiveState(model, torch.optim.SGD(model.parameters()), extra=extra, head=HEAD).capture())
+            writer.write(LiveState(model, {"": torch.optim.SGD(model.parameters())}, extra=extra, head=HEAD).capture())
         ).extra["same"][0][4]
         == 4.0
     ), "the file isn't written to"
@@ -270,26 +270,28 @@ def test_a_misfit_names_the_checkpoint(writer, snapshot):
 
 def test_a_scaler_that_wasn_t_saved_starts_afresh_with_a_warning(writer, snapshot, trained, caplog):
     path = writer.write(snapshot(1))
+    model, optimizer = trained()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    restore_weights(load(path).states, *trained(), scaler)
+    restore_weights(load(path).states, model, {"": optimizer}, {"": scaler})
     assert scaler.get_scale() == 4.0
     assert "the scale starts afresh" in caplog.text
-    restore_weights(load(path).states, *trained(), torch.amp.GradScaler("cpu", enabled=False))
+    caplog.clear()
+    restore_weights(load(path).states, model, {"": optimizer}, {"": torch.amp.GradScaler("cpu", enabled=False)})
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("was_named", [True, False])
 def test_a_scale_starts_afresh_if_one_loss_becomes_several_or_the_reverse(writer, trained, caplog, was_named):
-    def scaler_of(named, scale):
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        return {"critic": scaler} if named else scaler
+    def scalers_of(named, scale):
+        return {"critic" if named else "": torch.amp.GradScaler("cpu", init_scale=scale)}
 
     model, optimizer = trained()
     head = Head(step=3, samples_seen=24, world_size=1, config_digest="c0")
-    state = LiveState(model, optimizer, scaler=scaler_of(was_named, 64.0), extra={}, head=head, rng=[rng_state()])
+    state = LiveState(model, {"": optimizer}, scalers=scalers_of(was_named, 64.0), head=head, rng=[rng_state()])
     found = load(writer.write(state.capture()))
-    scaler = scaler_of(not was_named, 4.0)
-    restore_weights(found.states, model, optimizer, scaler)
-    assert (scaler if was_named else scaler["critic"]).get_scale() == 4.0
+    scalers = scalers_of(not was_named, 4.0)
+    restore_weights(found.states, model, {"": optimizer}, scalers)
+    assert scalers["" if was_named else "critic"].get_scale() == 4.0
     assert "the scale starts afresh" in caplog.text
 
 
@@ -298,7 +300,7 @@ def test_a_checkpoint_of_an_earlier_version_is_restored(trained):
     model, optimizer = trained(seed=5, steps=0)
     scaler = torch.amp.GradScaler("cpu")
     found = load(FORMAT_1)
-    restore_weights(found.states, model, optimizer, scaler)
+    restore_weights(found.states, model, {"": optimizer}, {"": scaler})
     restore_rng(found.state["rng"][0])
     assert weights_digest(model.state_dict()) == read_manifest(FORMAT_1)["weights_digest"]
     saved = torch.load(FORMAT_1 / "optimizer.pt", weights_only=True)

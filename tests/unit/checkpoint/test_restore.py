@@ -57,13 +57,13 @@ OPTIMIZERS = [
 def test_training_after_a_restore_is_the_same_bit_for_bit(trained, kind, options):
     model, optimizer = trained(kind=kind, steps=3, **options)
     optimizer.param_groups[0]["lr"] = 0.005
-    snapshot = LiveState(model, optimizer, head=HEAD).capture()
+    snapshot = LiveState(model, {"": optimizer}, head=HEAD).capture()
     straight = train(model, optimizer)
     other, fresh = trained(seed=1, kind=kind, steps=0, **options)
     restore_model(other, snapshot.model)
     restore_optimizer(fresh, snapshot, other)
     assert fresh.param_groups[0]["lr"] == 0.005
-    assert equal(LiveState(other, fresh, head=HEAD).capture().optimizer, snapshot.optimizer)
+    assert equal(LiveState(other, {"": fresh}, head=HEAD).capture().optimizer, snapshot.optimizer)
     assert equal(train(other, fresh), straight)
 
 
@@ -80,10 +80,10 @@ def test_nested_optimizer_state_is_restored_into_memory_of_its_own():
         return loss
 
     optimizer.step(closure)
-    snapshot = LiveState(model, optimizer, head=HEAD).capture()
+    snapshot = LiveState(model, {"": optimizer}, head=HEAD).capture()
     fresh = torch.optim.LBFGS(model.parameters(), history_size=4)
     restore_optimizer(fresh, snapshot, model)
-    assert equal(LiveState(model, fresh, head=HEAD).capture().optimizer, snapshot.optimizer)
+    assert equal(LiveState(model, {"": fresh}, head=HEAD).capture().optimizer, snapshot.optimizer)
     mine, saved = fresh.state_dict()["state"][0]["old_dirs"][0], snapshot.optimizer["state"][0]["old_dirs"][0]
     assert mine.data_ptr() != saved.data_ptr()
 
@@ -92,10 +92,10 @@ def test_state_in_a_wider_dtype_than_its_parameter_keeps_it(trained):
     model, optimizer = trained()
     model.bfloat16()
     assert optimizer.state[model[0].weight]["exp_avg"].dtype == torch.float32
-    snapshot = LiveState(model, optimizer, head=HEAD).capture()
+    snapshot = LiveState(model, {"": optimizer}, head=HEAD).capture()
     fresh = torch.optim.AdamW(model.parameters())
     restore_optimizer(fresh, snapshot, model)
-    assert equal(LiveState(model, fresh, head=HEAD).capture().optimizer, snapshot.optimizer)
+    assert equal(LiveState(model, {"": fresh}, head=HEAD).capture().optimizer, snapshot.optimizer)
 
 
 def test_bfloat16_and_channels_last_come_back_as_they_were():
@@ -104,19 +104,19 @@ def test_bfloat16_and_channels_last_come_back_as_they_were():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.randn(2, 3, 8, 8, dtype=torch.bfloat16)).sum().backward()
     optimizer.step()
-    snapshot = LiveState(model, optimizer, head=HEAD).capture()
+    snapshot = LiveState(model, {"": optimizer}, head=HEAD).capture()
     assert snapshot.optimizer["state"][0]["momentum_buffer"].is_contiguous(memory_format=torch.channels_last)
     other = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(torch.bfloat16, memory_format=torch.channels_last)
     fresh = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
     restore_model(other, snapshot.model)
     restore_optimizer(fresh, snapshot, other)
-    assert equal(LiveState(other, fresh, head=HEAD).capture().model, snapshot.model)
-    assert equal(LiveState(other, fresh, head=HEAD).capture().optimizer, snapshot.optimizer)
+    assert equal(LiveState(other, {"": fresh}, head=HEAD).capture().model, snapshot.model)
+    assert equal(LiveState(other, {"": fresh}, head=HEAD).capture().optimizer, snapshot.optimizer)
 
 
 def test_training_on_doesn_t_write_into_what_was_restored_from(trained):
     model, optimizer = trained()
-    snapshot = LiveState(model, optimizer, head=HEAD).capture()
+    snapshot = LiveState(model, {"": optimizer}, head=HEAD).capture()
     before = snapshot.optimizer["state"][0]["exp_avg"].clone()
     restore_model(model, snapshot.model)
     restore_optimizer(optimizer, snapshot, model)
@@ -126,7 +126,7 @@ def test_training_on_doesn_t_write_into_what_was_restored_from(trained):
 
 def test_a_compiled_model_takes_plain_names_and_versions(trained):
     model, optimizer = trained()
-    saved = LiveState(model, optimizer, head=HEAD).capture().model
+    saved = LiveState(model, {"": optimizer}, head=HEAD).capture().model
     other, _ = trained(seed=1)
     restore_model(torch.compile(other, backend="eager"), saved)
     assert equal(dict(other.state_dict()), dict(model.state_dict()))
@@ -143,7 +143,7 @@ def test_a_layers_version_reaches_the_layer_under_its_plain_path():
             super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     model = torch.compile(nn.Sequential(Versioned(2, 2)), backend="eager")
-    saved = LiveState(model, torch.optim.SGD(model.parameters()), head=HEAD).capture().model
+    saved = LiveState(model, {"": torch.optim.SGD(model.parameters())}, head=HEAD).capture().model
     restore_model(model, saved)
     assert seen == [3]
 
@@ -164,7 +164,7 @@ def model_of(*sizes, dtype=torch.float32):
 )
 def test_another_model_is_refused_with_the_difference_and_left_alone(other, message):
     model = model_of(4, 4, 2)
-    saved = LiveState(model, torch.optim.SGD(model.parameters()), head=HEAD).capture().model
+    saved = LiveState(model, {"": torch.optim.SGD(model.parameters())}, head=HEAD).capture().model
     before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
     with pytest.raises(CheckpointError, match=message):
         restore_model(other, saved)
@@ -173,14 +173,14 @@ def test_another_model_is_refused_with_the_difference_and_left_alone(other, mess
 
 def test_long_lists_of_differences_are_cut():
     model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(20)))
-    saved = LiveState(model, torch.optim.SGD(model.parameters()), head=HEAD).capture().model
+    saved = LiveState(model, {"": torch.optim.SGD(model.parameters())}, head=HEAD).capture().model
     with pytest.raises(CheckpointError, match="and 32 more"):
         restore_model(nn.Sequential(), saved)
 
 
 def test_another_optimizer_is_refused_with_the_difference(trained):
     model, optimizer = trained(kind=torch.optim.SGD, momentum=0.9, lr=0.1)
-    snapshot = LiveState(model, optimizer, head=HEAD).capture()
+    snapshot = LiveState(model, {"": optimizer}, head=HEAD).capture()
     with pytest.raises(
         CheckpointError, match=r"fit the optimizer \(AdamW\): options .*: dampening, momentum, nesterov"
     ):
@@ -196,7 +196,7 @@ def test_another_optimizer_is_refused_with_the_difference(trained):
 def test_a_schedulers_mark_in_the_groups_is_ignored(trained):
     model, optimizer = trained(kind=torch.optim.SGD, lr=0.1)
     torch.optim.lr_scheduler.ConstantLR(optimizer)
-    snapshot = LiveState(model, optimizer, head=HEAD).capture()
+    snapshot = LiveState(model, {"": optimizer}, head=HEAD).capture()
     assert "initial_lr" in snapshot.optimizer["param_groups"][0]
     restore_optimizer(torch.optim.SGD(model.parameters()), snapshot, model)
 
@@ -204,7 +204,7 @@ def test_a_schedulers_mark_in_the_groups_is_ignored(trained):
 def test_an_option_that_was_changed_is_the_new_one_and_all_others_are_those_that_were_saved(trained):
     model, optimizer = trained(kind=torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.5)
     optimizer.param_groups[0] |= {"initial_lr": 0.1, "seen": 2}
-    snapshot = LiveState(model, optimizer, head=HEAD).capture()
+    snapshot = LiveState(model, {"": optimizer}, head=HEAD).capture()
     fresh = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.8, weight_decay=0.1)
     fresh.param_groups[0] |= {"initial_lr": 0.3, "of_a_later_version": True}
     restore_optimizer(fresh, snapshot, model, changed={"weight_decay", "lr_scaling"})
@@ -221,7 +221,7 @@ def test_a_count_lies_where_the_option_that_was_changed_wants_it(changed):
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    snapshot = LiveState(model, optimizer, head=HEAD).capture()
+    snapshot = LiveState(model, {"": optimizer}, head=HEAD).capture()
     elsewhere = nn.Linear(3, 2, device="meta")
     fresh = torch.optim.AdamW(elsewhere.parameters(), fused=True)
     restore_optimizer(fresh, snapshot, elsewhere, changed)

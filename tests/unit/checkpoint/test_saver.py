@@ -48,7 +48,7 @@ def training():
 
     def state(step):
         head = Head(step=step, samples_seen=step, world_size=1, config_digest="")
-        return Watched(model, optimizer, head=head)
+        return Watched(model, {"": optimizer}, head=head)
 
     return model, state
 
@@ -439,7 +439,7 @@ def test_tied_weights_are_locked_once(make, driver):
     model = nn.ModuleList([nn.Linear(3, 5, bias=False), nn.Linear(3, 5, bias=False)])
     model[1].weight = model[0].weight
     optimizer = torch.optim.SGD(model.parameters())
-    state = LiveState(model, optimizer, head=Head(step=0, samples_seen=0, world_size=1, config_digest=""))
+    state = LiveState(model, {"": optimizer}, head=Head(step=0, samples_seen=0, world_size=1, config_digest=""))
     memory = driver.memory()
     driver.allow(100)
     make(page_locked=memory).lock_ahead(state)
@@ -474,7 +474,7 @@ def untrained():
 
     def state(step):
         head = Head(step=step, samples_seen=step, world_size=1, config_digest="")
-        return LiveState(model, optimizer, head=head)
+        return LiveState(model, {"": optimizer}, head=head)
 
     return model, optimizer, state
 

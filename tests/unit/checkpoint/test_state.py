@@ -26,7 +26,7 @@ def addresses(tree):
 def test_the_three_parts_hold_what_the_format_documents(trained):
     model, optimizer = trained()
     rng = [rng_state(), rng_state()]
-    snapshot = LiveState(model, optimizer, extra={"best": 0.5}, head=HEAD, rng=rng).capture()
+    snapshot = LiveState(model, {"": optimizer}, extra={"best": 0.5}, head=HEAD, rng=rng).capture()
     assert list(snapshot.model) == list(model.state_dict())
     assert snapshot.optimizer["param_groups"] == optimizer.state_dict()["param_groups"]
     assert {name: snapshot.state[name] for name in asdict(HEAD)} == asdict(HEAD)
@@ -41,13 +41,13 @@ def test_the_size_of_a_copy_of_gpu_memory_is_that_of_page_locked_blocks():
     model.register_buffer("mean", torch.empty(1024, device="meta"))
     model.register_buffer("on_the_host", torch.empty(3, 3))
     average = {"average": [torch.empty(5, device="meta")]}
-    state = LiveState(model, torch.optim.SGD(model.parameters()), head=HEAD, extra=average)
+    state = LiveState(model, {"": torch.optim.SGD(model.parameters())}, head=HEAD, extra=average)
     assert state.missing_bytes(PageLockedMemory(device_type="meta")) == 2**24 + 36
 
 
 def test_training_on_changes_nothing_in_a_snapshot(trained):
     model, optimizer = trained()
-    snapshot = LiveState(model, optimizer, head=HEAD).capture()
+    snapshot = LiveState(model, {"": optimizer}, head=HEAD).capture()
     before = [tensor.clone() for tensor in snapshot.model.values()]
     moment = snapshot.optimizer["state"][0]["exp_avg"].clone()
     model(torch.randn(8, 6)).sum().backward()
@@ -58,29 +58,29 @@ def test_training_on_changes_nothing_in_a_snapshot(trained):
 
 def test_an_earlier_snapshots_buffers_are_used_again(trained):
     model, optimizer = trained()
-    first = LiveState(model, optimizer, head=HEAD, rng=[rng_state()]).capture()
+    first = LiveState(model, {"": optimizer}, head=HEAD, rng=[rng_state()]).capture()
     kept = addresses((first.model, first.optimizer, first.state))
     model(torch.randn(8, 6)).sum().backward()
     optimizer.step()
-    second = LiveState(model, optimizer, head=replace(HEAD, step=4), rng=[rng_state()]).capture(first)
+    second = LiveState(model, {"": optimizer}, head=replace(HEAD, step=4), rng=[rng_state()]).capture(first)
     assert addresses((second.model, second.optimizer, second.state)) == kept
-    fresh = LiveState(model, optimizer, head=replace(HEAD, step=4)).capture()
+    fresh = LiveState(model, {"": optimizer}, head=replace(HEAD, step=4)).capture()
     assert all(map(torch.equal, second.model.values(), fresh.model.values()))
     assert second.state["step"] == 4
 
 
 def test_an_earlier_snapshot_without_optimizer_state_is_ignored(trained):
     model, optimizer = trained(steps=0)
-    empty = LiveState(model, optimizer, head=HEAD).capture()
+    empty = LiveState(model, {"": optimizer}, head=HEAD).capture()
     assert empty.optimizer["state"] == {}
     model, optimizer = trained(steps=1)
-    assert len(LiveState(model, optimizer, head=HEAD).capture(empty).optimizer["state"]) == 6
+    assert len(LiveState(model, {"": optimizer}, head=HEAD).capture(empty).optimizer["state"]) == 6
 
 
 def test_tied_weights_stay_one():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight
-    snapshot = LiveState(model, torch.optim.SGD(model.parameters()), head=HEAD).capture()
+    snapshot = LiveState(model, {"": torch.optim.SGD(model.parameters())}, head=HEAD).capture()
     assert snapshot.model["0.weight"].data_ptr() == snapshot.model["1.weight"].data_ptr()
 
 
@@ -90,7 +90,7 @@ def test_extra_state_of_modules_is_saved_as_they_gave_it():
             return {"calls": 7}
 
     model = Counting(2, 2)
-    assert LiveState(model, torch.optim.SGD(model.parameters()), head=HEAD).capture().model["_extra_state"] == {
+    assert LiveState(model, {"": torch.optim.SGD(model.parameters())}, head=HEAD).capture().model["_extra_state"] == {
         "calls": 7
     }
 
@@ -98,18 +98,18 @@ def test_extra_state_of_modules_is_saved_as_they_gave_it():
 def test_what_cant_be_saved_is_named_by_its_place(trained):
     model, optimizer = trained()
     with pytest.raises(CheckpointError, match=r"state\['extra'\]\['when'\] is a builtins.object"):
-        LiveState(model, optimizer, extra={"when": object()}, head=HEAD).capture()
+        LiveState(model, {"": optimizer}, extra={"when": object()}, head=HEAD).capture()
     optimizer.param_groups[0]["hook"] = print
     with pytest.raises(CheckpointError, match=r"optimizer\['param_groups'\]\[0\]\['hook'\]"):
-        LiveState(model, optimizer, head=HEAD).capture()
+        LiveState(model, {"": optimizer}, head=HEAD).capture()
 
 
 def test_a_disabled_scaler_has_no_state(trained):
     model, optimizer = trained()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    assert LiveState(model, optimizer, scaler=scaler, head=HEAD).capture().state["scaler"] is None
+    assert LiveState(model, {"": optimizer}, scalers={"": scaler}, head=HEAD).capture().state["scaler"] is None
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    assert LiveState(model, optimizer, scaler=scaler, head=HEAD).capture().state["scaler"]["scale"] == 8.0
+    assert LiveState(model, {"": optimizer}, scalers={"": scaler}, head=HEAD).capture().state["scaler"]["scale"] == 8.0
 
 
 def compiled(module):

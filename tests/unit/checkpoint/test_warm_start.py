@@ -80,7 +80,7 @@ def test_extra_state_that_is_not_a_tensor_stays_as_it_is(tmp_path, writer, in_a_
         torch.save(other.state_dict(), source)
     else:
         head = Head(step=1, samples_seen=8, world_size=1, config_digest="c0")
-        source = writer.write(LiveState(other, torch.optim.SGD(other.parameters()), head=head).capture())
+        source = writer.write(LiveState(other, {"": torch.optim.SGD(other.parameters())}, head=head).capture())
     model = nn.Sequential(Remembering())
     assert warm_start(model, source) == ["0.bias", "0.weight"]
     assert torch.equal(model[0].weight, other[0].weight)
@@ -92,7 +92,7 @@ def test_a_run_whose_newest_checkpoint_is_not_intact_is_named(directory, writer,
     other = net()
     for step in (1, 2):
         head = Head(step=step, samples_seen=8, world_size=1, config_digest="c0")
-        newest = writer.write(LiveState(other, torch.optim.SGD(other.parameters()), head=head).capture())
+        newest = writer.write(LiveState(other, {"": torch.optim.SGD(other.parameters())}, head=head).capture())
     (newest / "model.pt").unlink()
     warm_start(net(), directory.path)
     assert f"taking {directory.checkpoint(1)}, since what is newer is not intact: {newest}" in caplog.text

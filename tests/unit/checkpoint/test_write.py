@@ -240,7 +240,7 @@ def test_the_size_of_a_checkpoint_is_known_before_it_is_written(directory, claim
     model = nn.Linear(300, 300)
     model.tied = model.weight
     head = Head(step=1, samples_seen=0, world_size=1, config_digest="")
-    live = LiveState(model, torch.optim.SGD(model.parameters()), head=head, extra={"ema": [torch.zeros(90_000)]})
+    live = LiveState(model, {"": torch.optim.SGD(model.parameters())}, head=head, extra={"ema": [torch.zeros(90_000)]})
     writer = CheckpointWriter(directory, claim, safetensors=safetensors)
     path = writer.write(live.capture())
     written = sum(file.stat().st_size for file in path.iterdir())
@@ -278,7 +278,7 @@ def exchange(directory, claim):
     writer = CheckpointWriter(directory, claim, safetensors=True)
 
     def write(tensors):
-        snapshot = LiveState(nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)]), head=HEAD).capture()
+        snapshot = LiveState(nn.Linear(1, 1), {"": torch.optim.SGD([torch.zeros(1)])}, head=HEAD).capture()
         snapshot.model.clear()
         snapshot.model.update(tensors)
         return writer.write(snapshot) / "model.safetensors"
@@ -383,6 +383,6 @@ def test_safetensors_leave_out_the_names_of_wrappers(directory, claim, trained):
     model, optimizer = trained()
     wrapped = nn.DataParallel(torch.compile(model, backend="eager"))
     path = CheckpointWriter(directory, claim, safetensors=True).write(
-        LiveState(wrapped, optimizer, head=HEAD).capture()
+        LiveState(wrapped, {"": optimizer}, head=HEAD).capture()
     )
     assert load_file(path / "model.safetensors").keys() == model.state_dict().keys()

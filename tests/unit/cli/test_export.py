@@ -49,7 +49,9 @@ def save(tmp_path, monkeypatch):
         score = None if accuracy is None else Score("accuracy", "max", accuracy)
         head = Head(step=step, samples_seen=step, world_size=1, config_digest="c", score=score)
         optimizer = torch.optim.SGD(model.parameters())
-        return writer.write(LiveState(model, optimizer, head=head, extra={"ema": ema} if averaged else {}).capture())
+        return writer.write(
+            LiveState(model, {"": optimizer}, head=head, extra={"ema": ema} if averaged else {}).capture()
+        )
 
     return write
 
