@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeAlias
 
@@ -228,6 +228,11 @@ class _Column:
     form: dict[str, Any]
     parts: list[Tensor] = field(default_factory=list)
 
+    @property
+    def sizes(self) -> list[int]:
+        """The shapes of all samples, one after the other, if they are ragged."""
+        return [size for part in self.parts for size in part.shape] if self.form["ragged"] else []
+
 
 class Gathering:
     """The per-sample values of one evaluation.
@@ -328,36 +333,25 @@ class Gathering:
         """
         self._settle()
         heads = self._world.gather(self._head())
-        plan: dict[str, Any] = {"names": [], "problem": ""}
-        if heads is not None:
-            heads = [head if head["counts"].numel() else None for head in heads]
-            plan = _plan_gathering(heads)
-        plan = self._world.broadcast(plan)
-        if plan["problem"]:
-            raise TaskError(f"{self._method}: {plan['problem']}")
+        names, problem = self._world.broadcast(None if heads is None else _plan_gathering(heads))
+        if problem:
+            raise TaskError(f"{self._method}: {problem}")
         gathered: dict[str, Values] = {}
-        for name in plan["names"]:
+        for name in names:
             received = self._world.gather_bytes(self._pack(name))
             if received is not None and heads is not None:
                 gathered[name] = _join(name, heads, received, interleaved=interleaved)
         return None if heads is None else gathered
 
     def _head(self) -> dict[str, Any]:
-        columns = {name: dict(column.form) for name, column in self._columns.items()}
-        for name, column in self._columns.items():
-            if column.form["ragged"]:
-                columns[name]["sizes"] = _integers(size for part in column.parts for size in part.shape)
-        return {"columns": columns, "rounds": _integers(self._rounds), "counts": _integers(self._counts)}
+        columns = {name: {**column.form, "sizes": column.sizes} for name, column in self._columns.items()}
+        return {"columns": columns, "rounds": self._rounds, "counts": self._counts}
 
     def _pack(self, name: str) -> Tensor:
         column = self._columns.pop(name, None)
         if column is None or not column.parts:
             return torch.empty(0, dtype=torch.uint8)
         return torch.cat([part.reshape(-1) for part in column.parts]).view(torch.uint8)
-
-
-def _integers(values: Iterable[int]) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.int64)
 
 
 def _form(values: Values) -> dict[str, Any]:
@@ -368,33 +362,34 @@ def _form(values: Values) -> dict[str, Any]:
     return {"ragged": ragged, "dtype": dtype, "shape": shape, "ndim": first.ndim}
 
 
-def _plan_gathering(heads: list[dict[str, Any] | None]) -> dict[str, Any]:
+def _plan_gathering(heads: list[dict[str, Any]]) -> tuple[list[str], str]:
     """Rank zero's decision: the names of what is gathered, or a problem."""
-    columns_by_rank = [(rank, head["columns"]) for rank, head in enumerate(heads) if head is not None]
+    # a rank without samples doesn't know the names
+    columns_by_rank = [(rank, head["columns"]) for rank, head in enumerate(heads) if head["counts"]]
     if not columns_by_rank:
-        return {"names": [], "problem": ""}
+        return [], ""
     first, columns = columns_by_rank[0]
     for rank, other_columns in columns_by_rank[1:]:
         if other_columns.keys() != columns.keys():
-            return {"problem": f"ranks {first} and {rank} return PerSample under different names", "names": []}
+            return [], f"ranks {first} and {rank} return PerSample under different names"
         for name, column in columns.items():
             for key in ("ragged", "dtype", "shape", "ndim"):
                 if other_columns[name][key] != column[key]:
                     difference = (
                         f"{key}={column[key]} on rank {first} and {key}={other_columns[name][key]} on rank {rank}"
                     )
-                    return {"problem": f"PerSample {name!r} has {difference}", "names": []}
-    return {"names": sorted(columns), "problem": ""}
+                    return [], f"PerSample {name!r} has {difference}"
+    return sorted(columns), ""
 
 
-def _join(name: str, heads: list[dict[str, Any] | None], received: list[Tensor], *, interleaved: bool) -> Values:
+def _join(name: str, heads: list[dict[str, Any]], received: list[Tensor], *, interleaved: bool) -> Values:
     batches: list[tuple[tuple[int, int], Values]] = []
     for rank, (head, data) in enumerate(zip(heads, received, strict=True)):
-        if head is None:
+        if not head["counts"]:
             continue
-        values = _unpack(head["columns"][name], data, int(head["counts"].sum()))
+        values = _unpack(head["columns"][name], data, sum(head["counts"]))
         begin = 0
-        for round_index, count in zip(head["rounds"].tolist(), head["counts"].tolist(), strict=True):
+        for round_index, count in zip(head["rounds"], head["counts"], strict=True):
             place = (round_index, rank) if interleaved else (rank, round_index)
             batches.append((place, values[begin : begin + count]))
             begin += count
@@ -409,7 +404,7 @@ def _unpack(column: dict[str, Any], data: Tensor, num_samples: int) -> Values:
     flat = data.view(getattr(torch, column["dtype"]))
     if not column["ragged"]:
         return flat.view(num_samples, *column["shape"])
-    ndim, sizes = column["ndim"], column["sizes"].tolist()
+    ndim, sizes = column["ndim"], column["sizes"]
     shapes = [sizes[begin : begin + ndim] for begin in range(0, len(sizes), ndim)]
     pieces = torch.split(flat, [math.prod(shape) for shape in shapes])
     # copies, so that no sample keeps all others in memory
