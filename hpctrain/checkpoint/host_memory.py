@@ -181,7 +181,7 @@ class _NoCopy(HostCopy):
 
 
 def plain_copy(value: Any, name: str, copy: HostCopy | None = None) -> Any:
-    """Return a copy of the state of a task's or a user's own class, in the form in which a checkpoint holds it.
+    """Return a copy of a state that a user's class returned, in the form in which a checkpoint holds it.
 
     Args:
         value: the tree.
@@ -201,7 +201,15 @@ def plain_copy(value: Any, name: str, copy: HostCopy | None = None) -> Any:
 
 
 def require_storable(value: Any, name: str) -> None:
-    """Check that `plain_copy` can copy a tree of values, without copying its tensors."""
+    """Check that a checkpoint can hold a state that a user's class returned, without copying its tensors.
+
+    Args:
+        value: the tree.
+        name: what to call ``value`` in an error.
+
+    Raises:
+        TaskError: a value can't be stored; the message names its place, beginning with ``name``.
+    """
     plain_copy(value, name, _NoCopy())
 
 

@@ -125,7 +125,7 @@ class World:
         return value if self.is_rank_zero else decode(data)
 
     def decide_on_rank_zero(self, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
-        """What rank zero decides from the values of all ranks, on every rank; collective, for small values.
+        """Return on every rank what rank zero decides from the values of all ranks; collective, for small values.
 
         Args:
             value: of this rank; what `message.encode` takes.

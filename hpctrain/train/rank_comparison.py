@@ -236,9 +236,9 @@ class SampleCheck:
         if self.world.combine_(torch.tensor([int(varies)]), "max").item():
             return
         numbers = None if sample.isinf().any() else sample.tolist()
-        ranks_differ = self.world.decide_on_rank_zero(numbers, _describe_differing_ranks)
+        differing_ranks = self.world.decide_on_rank_zero(numbers, _describe_differing_ranks)
         remedy = SAME_STREAM if is_stream(self.dataset) else SAME_DATA
-        raise TaskError(f"{ranks_differ} in the content of {kind} sample {index}; {remedy}")
+        raise TaskError(f"{differing_ranks} in the content of {kind} sample {index}; {remedy}")
 
     def _differ_between_ranks(self, samples: Tensor) -> Tensor:
         """Return, for each sample, whether two ranks have read different numbers; collective.
