@@ -24,7 +24,7 @@ from hpctrain.status.follow import log_to_show
 from hpctrain.status.run_details import attempts_table, progress_text
 from hpctrain.terminal import visible
 from hpctrain.top.columns import PROGRESS, TableView, best_text, number_text
-from hpctrain.top.curve import MetricCurves, plot
+from hpctrain.top.curve import plot
 from hpctrain.top.messages import fitted, plain
 from hpctrain.top.watch import WatchedRun
 
@@ -68,10 +68,7 @@ class OpenRun:
         status = self.run.status
         step = None if status.state.may_change else status.best_step
         self.lacks_best = step is not None and not self.run.directory.checkpoint(step).exists()
-        if self.run.curves.last_bytes < CURVE_BYTES:
-            curves = MetricCurves(self.run.directory.metrics, CURVE_BYTES)
-            curves.read()
-            self.run.curves = curves
+        self.run.lengthen_curves(CURVE_BYTES)
         try:
             self._read_log()
         except OSError as error:

@@ -75,6 +75,13 @@ class WatchedRun:
             self.status = replace(self.status, state=RunState.UNREADABLE, note=note)
             self._read_at = float("-inf")
 
+    def lengthen_curves(self, num_bytes: int) -> None:
+        """Have the curves begin so many bytes before the end of metrics.jsonl, if they begin later."""
+        if self.curves.last_bytes < num_bytes:
+            curves = MetricCurves(self.directory.metrics, num_bytes)
+            curves.read()
+            self.curves = curves  # complete: another thread may draw them
+
     @property
     def settled(self) -> bool:
         """Whether SLURM need not be asked about its jobs again."""
