@@ -30,6 +30,8 @@ BATCH_ROWS = 200
 """Rows between two writes of the cursor."""
 _REMOVED = (errno.ENOENT, errno.ESTALE)
 """Errors that show that another process has removed a file; the second one on NFS."""
+_UNRECORDED_RELEASES: set[tuple[Path, int]] = set()
+"""Claims that this process gave back, while the file system couldn't record it."""
 UNKNOWN = 2**62
 """Stands for any step: rows up to it may be there."""
 
@@ -84,8 +86,10 @@ class SenderClaim:
         """Give the claim back; its folder stays, so that numbers only increase."""
         self._ended.set()
         if self._number:
-            with contextlib.suppress(OSError):
+            try:
                 (self._path(self._number) / RELEASED).touch()
+            except OSError:
+                _UNRECORDED_RELEASES.add((self._directory.path / self._name, self._number))
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -131,8 +135,9 @@ class SenderClaim:
             return
         owner = Owner.read(claim)
         if owner is not None and owner.is_here:
-            # this process has one claim at a time: an earlier one couldn't be recorded as released
-            if owner.alive and owner.pid != os.getpid():
+            place = (self._directory.path / self._name, int(claim.name))
+            is_released = owner.pid == os.getpid() and place in _UNRECORDED_RELEASES
+            if owner.alive and not is_released:
                 raise BusyError(f"process {owner.pid} on this machine is already sending it")
             return
         age_s = self._age_s(claim)
