@@ -64,10 +64,11 @@ class HpctrainError(Exception):
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
     """Exit code of a command that this error ends before a run begins."""
+    elsewhere = False  # also of a subclass that doesn't call this constructor
 
-    def __init__(self, message: str, *, elsewhere: bool = False) -> None:
+    def __init__(self, *message: str, elsewhere: bool = False) -> None:
         self.elsewhere = elsewhere
-        super().__init__(message)
+        super().__init__(*message)
 
 
 class ConfigError(HpctrainError):

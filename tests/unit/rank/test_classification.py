@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from hpctrain.errors import CheckpointError, CheckpointUnlikeError, DeviceError, RendezvousError
+from hpctrain.errors import CheckpointError, CheckpointUnlikeError, DeviceError, HpctrainError, RendezvousError
 from hpctrain.rank.classification import Classification, classify
 from hpctrain.run.reason import Reason
 
@@ -19,6 +19,15 @@ NCCL_ON_GPU = (
     NCCL_SAYS.format("unhandled cuda error (run with NCCL_DEBUG=INFO for details)")
     + "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
 )
+
+
+def test_an_error_of_the_users_that_skips_our_constructor_is_classified():
+    class OwnError(HpctrainError):
+        def __init__(self) -> None:
+            Exception.__init__(self, "mine", "too")
+
+    assert classify(OwnError(), 1) == Classification(Reason.FAILED, blames_peer=False)
+    assert not HpctrainError().elsewhere
 
 
 @pytest.mark.parametrize(
