@@ -206,9 +206,10 @@ class Composer:
         Raises:
             ConfigError: a file doesn't consist of keys. Other mistakes raise `MISTAKES`.
         """
-        if self.folders:
+        if self.folders or not all(map(_is_of_package, overrides)):
             return self._with_hydra(overrides, mode)
-        # a program may compose many runs, each with a composer; hpctrain's own folder doesn't change meanwhile
+        # a program may compose many runs, each with a composer; hpctrain's own files don't change meanwhile, but a
+        # program may store other options in Hydra's ConfigStore
         key = (conf_dir(), self.primary, mode, *overrides)
         if key not in _shared:
             _shared[key] = pickle.dumps(self._with_hydra(overrides, mode))
@@ -304,6 +305,13 @@ class Composer:
                 del node["hydra"]
             self._composed[words] = pickle.dumps(node), task
         return self._composed[words]
+
+
+def _is_of_package(word: str) -> bool:
+    """Whether an override sets a key, or chooses an option that is a file of hpctrain's own configuration."""
+    key, _, value = word.lstrip("+~").partition("=")
+    group = conf_dir() / key
+    return not group.is_dir() or (group / f"{value}.yaml").is_file()
 
 
 def _refuse_data(key: str, value: str, size: int) -> None:

@@ -1,5 +1,6 @@
 import pytest
 from hydra._internal.hydra import Hydra
+from hydra.core.config_store import ConfigStore
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.overrides import open_overrides
@@ -26,6 +27,19 @@ def test_a_later_composer_of_the_process_needs_no_hydra_for_the_same_options(mon
     monkeypatch.setattr(Hydra, "compose_config", None)
     assert Composer().compose(["optimizer=sgd", "seed=3"]) == config
     assert Composer().compose(["optimizer=sgd", "seed=4"]).seed == 4
+
+
+def test_a_later_composer_sees_what_a_program_has_stored_in_hydra_meanwhile():
+    try:
+        for width in (7, 9):
+            ConfigStore.instance().store(
+                group="model",
+                name="stored",
+                node={"_target_": "hpctrain.models.mlp.MLP", "in_features": 64, "width": width},
+            )
+            assert Composer().compose(["model=stored"]).model["width"] == width
+    finally:
+        ConfigStore.instance().repo["model"].pop("stored.yaml", None)
 
 
 def test_a_later_composer_reads_the_users_folder_again(tmp_path):
