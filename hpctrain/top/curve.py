@@ -74,8 +74,8 @@ class MetricCurves:
             stamp = file_stamp(str(self._file.path))
             if if_changed and stamp == self._stamp:
                 return False
-            self._stamp = stamp
             appended = self._file.read_lines()
+            self._stamp = stamp
         except OSError:  # an unreadable file hides only the metrics
             return False
         # a resume has dropped the records after the step from which it starts

@@ -79,8 +79,8 @@ class WatchedRun:
         """Have the curves begin so many bytes before the end of metrics.jsonl, if they begin later."""
         if self.curves.last_bytes < num_bytes:
             curves = MetricCurves(self.directory.metrics, num_bytes)
-            curves.read()
-            self.curves = curves  # complete: another thread may draw them
+            if curves.read() or not self.curves.by_name:
+                self.curves = curves  # complete: another thread may draw them
 
     @property
     def settled(self) -> bool:
