@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,7 +16,7 @@ from hpctrain.results.run_result import RunResult, comparable
 from hpctrain.run.checkpoint_manifest import read_manifest
 from hpctrain.run.code import CodeFile, current_code, read_files
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.metrics import read_metrics
+from hpctrain.status.metrics import LoggedMetrics, read_metrics
 
 MACHINE_METRICS = ("throughput/*", "memory/*", "*_per_second", "*_runtime")
 """Patterns of metrics of the machine, which differ from run to run; the last two are those of transformers."""
@@ -54,13 +54,14 @@ def find_first_difference(first: RunDirectory, second: RunDirectory) -> FirstDif
     """Compare the metrics that both runs logged at the same steps, and the digests of their checkpoints' weights."""
     mine, theirs = _readable_metrics(first), _readable_metrics(second)
     common = {name: mine[name].keys() & theirs[name].keys() for name in mine.keys() & theirs.keys()}
-    places = ((step, name) for name, steps in common.items() for step in steps)
+    places = {(step, name) for name, steps in common.items() for step in steps}
     # as text, which is exact, because NaN isn't equal to itself
-    differences = sorted((step, name) for step, name in places if repr(mine[name][step]) != repr(theirs[name][step]))
-    first_step = differences[0][0] if differences else None
-    metrics = {name: (mine[name][step], theirs[name][step]) for step, name in differences if step == first_step}
-    num_metrics = sum(map(bool, common.values()))
-    num_steps = len(set[int]().union(*common.values()))
+    differences = [(step, name) for step, name in places if repr(mine[name][step]) != repr(theirs[name][step])]
+    first_step = min((step for step, _ in differences), default=None)
+    metrics = {name: (mine[name][step], theirs[name][step]) for step, name in sorted(differences) if step == first_step}
+    compared = [(step, name) for step, name in places if first_step is None or step <= first_step]
+    num_metrics = len({name for _, name in compared})
+    num_steps = len({step for step, _ in compared})
     equal = differing = None
     num_checkpoints = 0
     for saved_step in sorted(set(first.checkpoint_steps()) & set(second.checkpoint_steps())):
@@ -85,19 +86,24 @@ def logged_metrics(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict
     Raises:
         OSError: metrics.jsonl exists and can't be read.
     """
+    return _by_name(read_metrics(directory.metrics), ignored)
+
+
+def _readable_metrics(directory: RunDirectory) -> dict[str, dict[int, float]]:
+    records: list[LoggedMetrics] = []
+    with contextlib.suppress(OSError):
+        records.extend(read_metrics(directory.metrics))  # keeps those before an error
+    metrics = _by_name(records)
+    return {name: {step: float(value) for step, value in values.items()} for name, values in metrics.items()}
+
+
+def _by_name(records: Iterable[LoggedMetrics], ignored: Sequence[str] = ()) -> dict[str, dict[int, float]]:
     metrics: dict[str, dict[int, float]] = {}
-    for record in read_metrics(directory.metrics):
+    for record in records:
         for name, value in record.values.items():
             if not any(fnmatchcase(name, pattern) for pattern in (*MACHINE_METRICS, *ignored)):
                 metrics.setdefault(name, {})[record.step] = value
     return metrics
-
-
-def _readable_metrics(directory: RunDirectory) -> dict[str, dict[int, float]]:
-    with contextlib.suppress(OSError):
-        metrics = logged_metrics(directory)
-        return {name: {step: float(value) for step, value in values.items()} for name, values in metrics.items()}
-    return {}
 
 
 def _digest(directory: RunDirectory, step: int) -> str | None:
