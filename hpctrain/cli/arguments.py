@@ -47,7 +47,7 @@ def command_parser(command: str, text: str | None) -> argparse.ArgumentParser:
         text: the help, usually the docstring of the command's module: what it does, and after an empty line what stands
             below the options; pages are named as for `with_paths`. None with `python -OO`, which keeps no docstring.
     """
-    description, _, epilog = with_paths(text or "").partition("\n\n")
+    description, _, epilog = with_paths(text or "python -OO keeps no help").partition("\n\n")
     return OneLineParser(
         prog=f"python -m hpctrain {command}",
         description=description,

@@ -70,7 +70,9 @@ def help_text(composer: Composer, words: Sequence[str], config_dir: str | None =
     if not names:
         groups = textwrap.wrap(" ".join([*GROUPS, "experiment"]), WIDTH - 10)
         keys = textwrap.wrap(" ".join([*top_level_keys(), *sorted(PROGRAM_KEYS - set(GROUPS))]), WIDTH - 10)
-        return (__doc__ or "").format(groups="\n          ".join(groups), keys="\n          ".join(keys))
+        return (__doc__ or "python -OO keeps no help\n").format(
+            groups="\n          ".join(groups), keys="\n          ".join(keys)
+        )
     with composer.explaining(overrides):
         node = composer.compose_with_hydra(list(map(quoted, open_overrides(overrides))), RunMode.RUN)
     return "\n".join("\n".join(_describe(composer, node, name)) for name in dict.fromkeys(names)) + "\n"
