@@ -52,8 +52,8 @@ class TensorBoardSink:
 
     A resume makes TensorBoard drop later steps in the files of earlier attempts (``purge_step=resume_step+1``), so a
     curve never doubles back. TensorBoard can't drop the evaluation of a step and keep its other records: if the process
-    is killed between an evaluation that a stop put off and the save that follows at once, the next attempt repeats that
-    evaluation, and its step has two points.
+    is killed after an evaluation that a stop put off, and before the save that follows it is durable, the next attempt
+    repeats that evaluation, and its step has two points.
 
     If training records follow each other within 0.1 s, only the first is written, and the last one before a `flush` or
     `close`; the metrics file has all of them. Evaluations are written at once.
