@@ -90,17 +90,17 @@ class Notifier:
         after = f" after step {step}" if step else ""
         self._start("started", attempt, step, None, f"attempt {attempt} starts on {where}{after}{before}")
 
-    def ended(self, attempt: int, outcome: Outcome, *, why: str = "", follows: str = "") -> None:
+    def ended(self, attempt: int, outcome: Outcome, *, why: str = "", continuation: str = "") -> None:
         """Notify of the end of an attempt.
 
         Args:
             attempt: its number.
             outcome: how it ended.
             why: why the run ends with it, if its reason alone doesn't explain that.
-            follows: what continues the run; empty if it ends here.
+            continuation: what continues the run; empty if it ends here.
         """
         reason = outcome.reason
-        event = "interrupted" if follows else EVENTS.get(reason.meaning.exit_code, "failed")
+        event = "interrupted" if continuation else EVENTS.get(reason.meaning.exit_code, "failed")
         if not self._listens_for(event):
             return
         # the report of an orderly stop says only that it was one
@@ -108,9 +108,9 @@ class Notifier:
         headline = "" if is_plain_stop else outcome.headline
         after = f"{reason.value} after step {outcome.step}" if outcome.step else reason.value
         cause = ": ".join(filter(None, (after, why, headline)))[:LONGEST_MESSAGE]
-        if not follows and reason is not Reason.COMPLETED:
-            follows = f"the run ends here; {resume_advice(self._directory, reason)}"
-        self._start(event, attempt, outcome.step, reason, "; ".join(filter(None, (cause, follows))))
+        if not continuation and reason is not Reason.COMPLETED:
+            continuation = f"the run ends here; {resume_advice(self._directory, reason)}"
+        self._start(event, attempt, outcome.step, reason, "; ".join(filter(None, (cause, continuation))))
 
     def finish(self, within_s: float | None = None) -> None:
         """Wait for the commands, and kill those that take longer.

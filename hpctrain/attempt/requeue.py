@@ -105,7 +105,7 @@ def decide(
     history: Sequence[Attempt],
     policy: Requeue,
     *,
-    in_allocation: int,
+    num_attempts_here: int,
     suspects: Sequence[str] = (),
     reported: bool = False,
     spares: int = 0,
@@ -116,7 +116,7 @@ def decide(
     Args:
         history: all attempts, oldest first, each with its reason; the newest one last.
         policy: the budgets.
-        in_allocation: attempts, the newest included, that this allocation has seen.
+        num_attempts_here: attempts, the newest included, that this allocation has seen.
         suspects: nodes that the newest failure points at.
         reported: whether a rank on them reported that its machine failed; if not, ranks on them left no exit record.
         spares: nodes that the allocation can lose before it has too few.
@@ -141,7 +141,7 @@ def decide(
     if exhausted := _exhausted_budget(history, policy):
         return RequeueDecision(Action.END, reason, exhausted)
     if reason.meaning.machine_failure or reason.meaning.stays_in_allocation:
-        return _after_failure(reason, in_allocation, again, spares)
+        return _after_failure(reason, num_attempts_here, again, spares)
     if reason is Reason.NODE_FAILURE and suspects and len(suspects) <= spares:
         return _restart_without(reason, tuple(suspects))
     return RequeueDecision(Action.REQUEUE, reason, f"{reason.value}: back to the queue")
@@ -157,13 +157,13 @@ def _restart_without(reason: Reason, nodes: tuple[str, ...]) -> RequeueDecision:
     return RequeueDecision(Action.RESTART, reason, why, nodes)
 
 
-def _after_failure(reason: Reason, in_allocation: int, exclude: tuple[str, ...], spares: int) -> RequeueDecision:
+def _after_failure(reason: Reason, num_attempts_here: int, exclude: tuple[str, ...], spares: int) -> RequeueDecision:
     if exclude and len(exclude) <= spares:
         return _restart_without(reason, exclude)
     if exclude:
         why = f"{reason.value} on {' '.join(exclude)} again: a new job without it"
         return RequeueDecision(Action.RESUBMIT, reason, why, exclude)
-    if in_allocation == 1 or reason.meaning.stays_in_allocation:
+    if num_attempts_here == 1 or reason.meaning.stays_in_allocation:
         why = f"{reason.value}: restarting ranks on the same nodes"
         return RequeueDecision(Action.RESTART, reason, why)
     why = f"{reason.value} again in this allocation: back to the queue for another"

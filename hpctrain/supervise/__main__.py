@@ -61,7 +61,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     Returns:
         The exit code for the batch script.
     """
-    received = catch_signals()
+    read_end = catch_signals()
     try:
         plan = plan_run(arguments, environ)
         os.umask(umask_of(plan.config.mode))
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             log.info("the time of the sweep is over (sweep.time_limit_min), so the run isn't started")
             return ExitCode.FINISHED
         supervisor = Supervisor(plan, environ, Slurm(environ))
-        watch_signals(received, supervisor.job.check)
+        watch_signals(read_end, supervisor.job.check)
         return supervisor.run()
     except HpctrainError as error:
         print(f"{ERROR_PREFIX}{error}", file=sys.stderr)

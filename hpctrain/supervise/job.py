@@ -66,10 +66,10 @@ class CurrentJob:
         job_id: as users type it.
         nodes: of the job.
         restarts: how often it had been requeued when this allocation began, as its variable says.
-        slurms_restarts: the same as SLURM's record of the running job says, which changes at a requeue.
+        slurms_restarts: the same count, from SLURM's record; it changes at a requeue.
         attempt: the newest that was claimed here; 0 before the first.
-        began: epoch seconds of that claim.
-        follows: which job continues the run, in a phrase; empty as long as none does.
+        claimed_at: epoch seconds of that claim.
+        continuation: which job continues the run, in a phrase; empty as long as none does.
     """
 
     def __init__(self, plan: RunPlan, slurm: Slurm, environ: Mapping[str, str]) -> None:
@@ -83,8 +83,8 @@ class CurrentJob:
         self.slurms_restarts = self.restarts
         self.nodes = needed_job_nodes(Variables(environ))
         self.attempt = 0
-        self.began = time.time()
-        self.follows = ""
+        self.claimed_at = time.time()
+        self.continuation = ""
         self._ledger = Ledger(plan.directory)
         self._claiming = threading.Lock()
         # guards the attributes below, and is held during queries to SLURM: two threads must not requeue the job twice;
@@ -99,7 +99,7 @@ class CurrentJob:
         """Claim the run for a new attempt, as `Ledger.claim`."""
         if not self.attempt:
             self._read_restarts()
-        self.began = time.time()  # before the claim: a cancel may follow it at once
+        self.claimed_at = time.time()  # before the claim: a cancel may follow it at once
         with self._claiming:
             self.attempt = self._ledger.claim(secret=secret)
         return self.attempt
@@ -108,7 +108,7 @@ class CurrentJob:
     def cancelled(self) -> bool:
         """Whether the user has typed `python -m hpctrain cancel` for the run since the attempt began."""
         when = cancelled_at(JobRecords(self.directory).read())
-        return when is not None and when >= self.began
+        return when is not None and when >= self.claimed_at
 
     @property
     def ends_cancelled(self) -> bool:
@@ -130,22 +130,22 @@ class CurrentJob:
         """SLURM's record of the job; None if SLURM doesn't answer."""
         return self._ask(lambda: self.slurm.show(self.job_id))
 
-    def termination(self, received: int | None = None, *, within_s: float = 0.0) -> Termination | None:
+    def termination(self, signal_number: int | None = None, *, within_s: float = 0.0) -> Termination | None:
         """Ask SLURM whether and why it is ending the job; None if it isn't, or doesn't answer.
 
         Args:
-            received: number of the signal that a rank got, if it is known.
+            signal_number: number of the signal that a rank got, if it is known.
             within_s: the time limit counts as reached so many seconds before.
         """
         termination = self._ask(
             lambda: ask_termination(
                 self.slurm,
                 self.job_id,
-                received,
+                signal_number,
                 restarts=self.slurms_restarts,
                 within_s=within_s,
                 nodes=self.nodes,
-                since=self.began,
+                since=self.claimed_at,
             )
         )
         # without a record, SLURM doesn't know the job
@@ -181,7 +181,7 @@ class CurrentJob:
             except (HpctrainError, OSError) as error:
                 log.warning("can't find out whether SLURM is killing the job: %s", error)
 
-    def end_early_requeues(self) -> bool:
+    def forbid_early_requeue(self) -> bool:
         """Requeue no more by `check`, because a decision is recorded; return whether the job is requeued already."""
         with self._lock:
             self._decided = True
@@ -199,8 +199,8 @@ class CurrentJob:
                     log.info("job %s can't be requeued: %s", self.job_id, error)
                     return False
                 self._requeued = True
-                self.follows = f"job {self.job_id} is requeued"
-                log.info("%s", self.follows)
+                self.continuation = f"job {self.job_id} is requeued"
+                log.info("%s", self.continuation)
             return True
 
     def requeue_unwritable(self) -> bool:
@@ -301,7 +301,7 @@ class CurrentJob:
         nodes = ",".join(filter(None, dict.fromkeys((self.plan.slurm.exclude, *earlier, *exclude))))
         config = replace(self.plan.config, cluster=replace(self.plan.slurm, exclude=nodes or None))
         (job_id,) = submit([replace(self.plan, config=config)], self.directory, continues=continues)
-        self.follows = f"the run continues in job {job_id}"
+        self.continuation = f"the run continues in job {job_id}"
         return job_id
 
     def may_have_run(self, attempt: Attempt) -> bool:
@@ -340,7 +340,7 @@ class CurrentJob:
             return attempt > 0
         if not attempt:
             # this process may not live until the first attempt is claimed; if it does, the next signal records why.
-            # No budget counts this requeue: waiting for the claim would cost more to read than the one that is missed
+            # No budget counts this requeue: waiting for the claim would cost more to read than a missed requeue does
             if termination.reason is Reason.PREEMPTED and not self._decided:
                 self.requeue()
             return False
@@ -357,7 +357,7 @@ class CurrentJob:
     def _leads_to_queue(self, reason: Reason) -> bool:
         """Whether the decision would be a requeue, if the newest attempt ended for this reason at the saved step."""
         history = history_with(self._ledger, self.attempt, Outcome(reason, saved_step(self.directory)))
-        decision = decide(history, self.plan.slurm.requeue, in_allocation=1, is_program=self.plan.is_program)
+        decision = decide(history, self.plan.slurm.requeue, num_attempts_here=1, is_program=self.plan.is_program)
         return decision.action is Action.REQUEUE
 
     def _unrecorded_requeues(self) -> int:

@@ -80,15 +80,15 @@ class Ranks:
         self._environ = environ
         self._allocation = allocation
 
-    def run(self, attempt: int, code: CodeSnapshot | None, *, in_allocation: int) -> RanksEnd:
+    def run(self, attempt: int, code: CodeSnapshot | None, *, num_attempts_here: int) -> RanksEnd:
         """Start the ranks, and wait until all have ended.
 
         Args:
             attempt: number of the attempt.
             code: from which the ranks import; None for their working directory.
-            in_allocation: the number of attempts in this allocation, with this one.
+            num_attempts_here: the number of attempts in this allocation, with this one.
         """
-        variables = self._variables(attempt, code, in_allocation)
+        variables = self._variables(attempt, code, num_attempts_here)
         nodes, outlives_a_node = self._allocation.step_nodes, self._allocation.outlives_a_node
         container = RankContainer.of_attempt(
             self._plan, attempt, environ=self._environ, step_variables=variables, nodes=nodes, code=code
@@ -103,43 +103,43 @@ class Ranks:
         environ = srun_environ(self._plan, {**self._environ, **variables})
         step = Step(command, environ, ends_with_a_node=outlives_a_node)
         try:
-            unseen = self._watch(step)
+            node_problem = self._watch(step)
         except OSError as error:
             why = f"srun can't be started ({error.strerror}); load SLURM's module in cluster.setup, if it isn't in PATH"
             is_final = isinstance(error, FileNotFoundError) and not self._have_begun()
             return RanksEnd(refusal=why) if is_final else RanksEnd(complaints=why)
         log.info("srun exited with code %d", step.code)
-        unable = unable_python(self._directory, attempt, step.complaints, self._plan.rank_python)
-        if unable and self._have_begun():
+        python_problem = unable_python(self._directory, attempt, step.complaints, self._plan.rank_python)
+        if python_problem and self._have_begun():
             # it worked before: a node has lost it, such as with a file system, and the next attempt may find it
-            return RanksEnd(complaints=unseen or unable, nodes=step.nodes)
-        return RanksEnd(complaints=unseen or "; ".join(step.complaints), refusal=unable, nodes=step.nodes)
+            return RanksEnd(complaints=node_problem or python_problem, nodes=step.nodes)
+        return RanksEnd(complaints=node_problem or "; ".join(step.complaints), refusal=python_problem, nodes=step.nodes)
 
-    def _variables(self, attempt: int, code: CodeSnapshot | None, in_allocation: int) -> dict[str, str]:
+    def _variables(self, attempt: int, code: CodeSnapshot | None, num_attempts_here: int) -> dict[str, str]:
         """The variables of the ranks, in addition to the batch script's environment."""
         digest = "" if code is None else code.digest
         launcher = LauncherFacts(attempt=attempt, logged=True, code=digest, version=__version__)
         variables = {**launcher.variables(), **self._plan.code_variables(code, self._environ)}
         if self._plan.is_program:
-            variables |= program_variables(self._job, self._environ, in_allocation)
+            variables |= program_variables(self._job, self._environ, num_attempts_here)
         return variables
 
     def _watch(self, step: Step) -> str:
         """Run the step until it ends; return which node can't write into the run directory, if so."""
-        unseen = ""
+        node_problem = ""
         # the first message of each kind counts: a thousand nodes that fail must not mean a thousand queries of SLURM
         awaited = {ABORTED, TASKS_ENDED}
         for line in step.run():
             if (no_log := NO_LOG.match(line)) is not None:
-                unseen = self._describe_unseen(no_log["rank"])
+                node_problem = self._describe_node_problem(no_log["rank"])
             if first := {message for message in awaited if message.match(line)}:
                 awaited -= first
                 # srun's message may be the only sign that SLURM kills the job: its SIGTERM may not reach this process.
                 # In another thread: srun blocks if its output isn't read
                 threading.Thread(target=self._job.check, daemon=True).start()
-        return unseen
+        return node_problem
 
-    def _describe_unseen(self, rank: str) -> str:
+    def _describe_node_problem(self, rank: str) -> str:
         """Report that the node of a rank can't write into the run directory; srun names only the rank."""
         nodes = self._allocation.step_nodes
         node = nodes[0] if len(nodes) == 1 else f"the node of rank {rank}"
@@ -306,16 +306,16 @@ def print_error(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def program_variables(job: CurrentJob, environ: Mapping[str, str], in_allocation: int) -> dict[str, str]:
+def program_variables(job: CurrentJob, environ: Mapping[str, str], num_attempts_here: int) -> dict[str, str]:
     """Return `MASTER_PORT`, and `HPCTRAIN_DEADLINE` if SLURM answers, which is asked once: the ranks wait.
 
     Args:
         job: of the batch script.
         environ: the batch script's environment.
-        in_allocation: attempts in this allocation, the new one included.
+        num_attempts_here: attempts in this allocation, the new one included.
     """
     port = job.plan.config.cluster.master_port
-    variables = {"MASTER_PORT": str(_free_port(environ, in_allocation) if port is None else port)}
+    variables = {"MASTER_PORT": str(_free_port(environ, num_attempts_here) if port is None else port)}
     try:
         record = job.slurm.show(job.job_id)
     except SchedulerError as error:
@@ -326,10 +326,10 @@ def program_variables(job: CurrentJob, environ: Mapping[str, str], in_allocation
     return variables
 
 
-def _free_port(environ: Mapping[str, str], in_allocation: int) -> int:
+def _free_port(environ: Mapping[str, str], num_attempts_here: int) -> int:
     """Return the first derived port that can be bound on this node, which usually is rank zero's."""
     job = JobVariables.read(Variables(environ))
-    candidates = derived_ports(job=job.number, step=in_allocation, restart=job.restart_count)
+    candidates = derived_ports(job=job.number, step=num_attempts_here, restart=job.restart_count)
     return next(filter(_can_be_bound, candidates), candidates[0])
 
 

@@ -19,7 +19,7 @@ log = logging.getLogger("hpctrain.supervise")
 
 def catch_signals() -> int:
     """Catch the signals that SLURM sends, from now on; return a file descriptor from which to read their numbers."""
-    received, write_end = os.pipe()
+    read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     # Python runs handlers only in the main thread, and that one may be blocked in a read from srun
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -27,19 +27,19 @@ def catch_signals() -> int:
         # the ranks get these from SLURM themselves; this process has to outlive them
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-    return received
+    return read_end
 
 
-def watch_signals(received: int, check: Callable[[], None]) -> threading.Thread:
+def watch_signals(read_end: int, check: Callable[[], None]) -> threading.Thread:
     """Log the signals from now on, and check the job at each SIGTERM, in a thread, which is returned.
 
     Args:
-        received: the result of `catch_signals`.
+        read_end: the result of `catch_signals`.
         check: finds out whether SLURM is killing the job.
     """
 
     def watch() -> None:
-        while numbers := os.read(received, 64):
+        while numbers := os.read(read_end, 64):
             for number in numbers:
                 log.info("%s received", signal.Signals(number).name)
             if signal.SIGTERM in numbers:

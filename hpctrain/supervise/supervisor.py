@@ -77,7 +77,7 @@ class Supervisor:
         self.ledger = Ledger(plan.directory)
         self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node)
         self.ranks = Ranks(self.job, environ, self.allocation)
-        self._in_allocation = 0
+        self._num_attempts_here = 0
         # of the newest attempt: the allocation may lose nodes before that attempt is recorded
         self._world_size = plan.resources.world_size
         self._is_warned = False
@@ -101,10 +101,10 @@ class Supervisor:
                 attempt = self._claim()
             except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
-            ended = RanksEnd(refusal=damage) if damage else self._run_ranks(attempt, code)
+            ranks_end = RanksEnd(refusal=damage) if damage else self._run_ranks(attempt, code)
             try:
                 outcome, decision = retry(
-                    partial(self._conclude, attempt, ended),
+                    partial(self._conclude, attempt, ranks_end),
                     on=STORAGE_ERRORS,
                     for_s=STORAGE_S,
                     problem=f"how attempt {attempt} ended can't be read yet",
@@ -126,7 +126,7 @@ class Supervisor:
 
     def _before_attempts(self) -> int | None:
         """Return the batch script's exit code if no attempt begins: the run is over, or other runs come before it."""
-        if (over := self._begin()) is not None:
+        if (over := self._close_earlier_attempts()) is not None:
             log.info("the run in %s is %s: nothing to do", self.directory.path, over.value)
             return over.meaning.exit_code
         try:
@@ -136,10 +136,10 @@ class Supervisor:
 
     def _before_ranks(self, act: Callable[[], T], problem: str) -> T:
         """Retry I/O before ranks start, but not for a new run, whose directory may be a mistake."""
-        for_s = STORAGE_S if self._in_allocation or self.job.restarts else 0.0
+        for_s = STORAGE_S if self._num_attempts_here or self.job.restarts else 0.0
         return retry(act, on=STORAGE_ERRORS, for_s=for_s, problem=problem)
 
-    def _begin(self) -> Reason | None:
+    def _close_earlier_attempts(self) -> Reason | None:
         """End and close earlier attempts; return why there is nothing to do, if so: completed or paused."""
         with contextlib.suppress(OSError):  # if their ranks still run, the next claim stops them
             newest = self.ledger.attempt(self.ledger.last_claim())
@@ -164,37 +164,39 @@ class Supervisor:
         return self._before_ranks(lambda: self.job.claim(secret=secret), "the run can't be claimed yet")
 
     def _run_ranks(self, attempt: int, code: CodeSnapshot | None) -> RanksEnd:
-        self._in_allocation += 1
+        self._num_attempts_here += 1
         log.info("attempt %d on %s", attempt, self.allocation.described)
-        if self._in_allocation == 1:  # that new ranks follow in the same job was part of the last notification
+        if self._num_attempts_here == 1:  # the last notification already said that new ranks follow
             self.notifier.started(attempt, self.allocation.described)
-        return self.ranks.run(attempt, code, in_allocation=self._in_allocation)
+        return self.ranks.run(attempt, code, num_attempts_here=self._num_attempts_here)
 
-    def _conclude(self, attempt: int, ended: RanksEnd) -> tuple[Outcome, RequeueDecision]:
+    def _conclude(self, attempt: int, ranks_end: RanksEnd) -> tuple[Outcome, RequeueDecision]:
         """Find out how an attempt ended, and decide what follows.
 
         Raises:
             SupersededError: a later attempt owns the run.
             OSError: the file system is unavailable.
         """
-        outcome = Outcome.of_attempt(self.directory, attempt, self._world_size, ended.complaints)
-        if ended.refusal:  # its ranks never began
-            outcome = Outcome(Reason.FAILED, outcome.step, ended.refusal)
-        outcome = outcome.with_suspects(self._nodes_by_rank(attempt, ended), self.allocation.num_nodes)
+        outcome = Outcome.of_attempt(self.directory, attempt, self._world_size, ranks_end.complaints)
+        if ranks_end.refusal:  # its ranks never began
+            outcome = Outcome(Reason.FAILED, outcome.step, ranks_end.refusal)
+        outcome = outcome.with_suspects(self._nodes_by_rank(attempt, ranks_end), self.allocation.num_nodes)
         outcome = with_memory_advice(self._ask_slurm(attempt, outcome), self.plan.config)
         history = history_with(self.ledger, attempt, outcome)
         # a run that is complete, failed, cancelled or paused (as asha's at a rung) ends; all others continue
         decision = decide(
             history,
             self.plan.slurm.requeue,
-            in_allocation=self._in_allocation,
+            num_attempts_here=self._num_attempts_here,
             suspects=outcome.suspects,
             reported=outcome.suspect_rank is not None,
             spares=self.allocation.spares,
             is_program=self.plan.is_program,
         )
-        blind = self.plan.is_program and not reports_steps(history) and decision.action is not Action.END
-        if blind and not self._is_warned:
+        progress_is_unreported = (
+            self.plan.is_program and not reports_steps(history) and decision.action is not Action.END
+        )
+        if progress_is_unreported and not self._is_warned:
             self._is_warned = True
             log.warning("the program reported no step and no save: %s", NO_PROGRESS_REPORTED)
         if decision.action in (Action.REQUEUE, Action.RESUBMIT):
@@ -205,10 +207,10 @@ class Supervisor:
         self.ledger.require_ownership(attempt)
         return outcome, decision
 
-    def _nodes_by_rank(self, attempt: int, ended: RanksEnd) -> dict[int, str]:
+    def _nodes_by_rank(self, attempt: int, ranks_end: RanksEnd) -> dict[int, str]:
         if self.allocation.num_nodes == 1:
             return dict.fromkeys(range(self._world_size), self.allocation.step_nodes[0])
-        return {**ended.nodes, **nodes_by_rank(self.directory.attempt(attempt))}
+        return {**ranks_end.nodes, **nodes_by_rank(self.directory.attempt(attempt))}
 
     def _ask_slurm(self, attempt: int, outcome: Outcome) -> Outcome:
         """Correct the outcome by SLURM's record: a rank that died while SLURM was ending the job couldn't see why."""
@@ -226,7 +228,7 @@ class Supervisor:
         if not self.allocation.outlives_a_node:
             return outcome
         try:
-            failed_nodes = self.job.slurm.failed_nodes(self.job.nodes, self.job.began)
+            failed_nodes = self.job.slurm.failed_nodes(self.job.nodes, self.job.claimed_at)
         except SchedulerError as error:
             log.info("can't query SLURM about the nodes: %s", error)
             return outcome
@@ -278,7 +280,7 @@ class Supervisor:
         make SLURM requeue (RequeueExit) are the site's configuration, not ours.
         """
         exit_code = decision.reason.meaning.exit_code
-        requeued = self.job.end_early_requeues()
+        requeued = self.job.forbid_early_requeue()
         if decision.action is Action.END:
             if requeued and not self.shares_job:
                 self.job.cancel_requeue()
@@ -305,16 +307,16 @@ class Supervisor:
         queue, other jobs or this one wait for the nodes, and SIGKILL follows: the command gets a few seconds.
         """
         reason = Reason.CANCELLED if exit_code == ExitCode.CANCELLED else decision.reason
-        follows = "new ranks start in the same job" if exit_code is None else self.job.follows
+        continuation = "new ranks start in the same job" if exit_code is None else self.job.continuation
         why = ""
         if decision.action is Action.END:  # the job may be requeued for other runs
-            follows = ""
+            continuation = ""
             why = decision.why if decision.why != reason.meaning.why_final else ""
-        elif not follows and reason is not Reason.CANCELLED:
+        elif not continuation and reason is not Reason.CANCELLED:
             why = "it can't be continued automatically"
-        self.notifier.ended(attempt, replace(outcome, reason=reason), why=why, follows=follows)
+        self.notifier.ended(attempt, replace(outcome, reason=reason), why=why, continuation=continuation)
         if exit_code is not None:
-            is_urgent = follows or reason.meaning.by_slurm or self.shares_job
+            is_urgent = continuation or reason.meaning.by_slurm or self.shares_job
             self.notifier.finish(SOON_S if is_urgent else None)
 
     def _forbid_requeue(self, exit_code: int) -> None:
@@ -330,10 +332,10 @@ class Supervisor:
     def _leave_unwritable(self, error: Exception) -> int:
         """Requeue the job because the run directory is unavailable: a later time, or other nodes, may help."""
         print_error(f"hpctrain: {error}; once it can be written again, resume with: {resume_command(self.directory)}")
-        been_here = self._in_allocation or self.job.restarts
-        requeued = been_here and self.job.requeue_unwritable()
+        has_used_directory = self._num_attempts_here or self.job.restarts
+        requeued = has_used_directory and self.job.requeue_unwritable()
         outcome = Outcome(Reason.INFRASTRUCTURE, 0, str(error))
-        self.notifier.ended(self.job.attempt, outcome, follows=self.job.follows)
+        self.notifier.ended(self.job.attempt, outcome, continuation=self.job.continuation)
         self.notifier.finish(SOON_S)
         if not requeued:
             self._forbid_requeue(ExitCode.FAILED)

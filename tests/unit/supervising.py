@@ -44,8 +44,8 @@ def story(supervisor):
 
 def send_sigterm(supervisor):
     """What SIGTERM does to the batch script; returns the thread that checks the job."""
-    received, write_end = os.pipe()
-    thread = watch_signals(received, supervisor.job.check)
+    read_end, write_end = os.pipe()
+    thread = watch_signals(read_end, supervisor.job.check)
     os.write(write_end, bytes([signal.SIGUSR1, signal.SIGTERM]))
     os.close(write_end)
     return thread

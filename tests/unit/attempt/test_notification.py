@@ -78,7 +78,7 @@ def test_the_object_that_a_command_gets(directory, make):
 
 
 @pytest.mark.parametrize(
-    ("outcome", "follows", "event", "message"),
+    ("outcome", "continuation", "event", "message"),
     [
         (Outcome(Reason.COMPLETED, 80), "", "completed", "completed after step 80"),
         (
@@ -99,14 +99,14 @@ def test_the_object_that_a_command_gets(directory, make):
         (Outcome(Reason.INTERRUPTED, 5), "", "interrupted", "interrupted after step 5; the run ends here; to resume: "),
     ],
 )
-def test_events_and_messages(directory, make, outcome, follows, event, message):
+def test_events_and_messages(directory, make, outcome, continuation, event, message):
     notifier = make(RECORDS)
-    notifier.ended(1, outcome, follows=follows)
+    notifier.ended(1, outcome, continuation=continuation)
     notifier.finish()
     (found,) = seen(directory)
     assert found["event"] == event
     assert found["message"].startswith(message)
-    assert found["message"].endswith(follows)
+    assert found["message"].endswith(continuation)
     assert "\n" not in found["message"]
 
 

@@ -28,13 +28,13 @@ def attempts(*reasons, gains=10, **last):
 
 @pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.CANCELLED, Reason.FAILED])
 def test_nothing_follows(reason):
-    decision = decide(attempts(reason), POLICY, in_allocation=1)
+    decision = decide(attempts(reason), POLICY, num_attempts_here=1)
     assert (decision.action, decision.reason) == (Action.END, reason)
 
 
 @pytest.mark.parametrize("reason", [Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE])
 def test_the_queue_again_as_often_as_it_takes(reason):
-    assert decide(attempts(*[reason] * 50), POLICY, in_allocation=1).action is Action.REQUEUE
+    assert decide(attempts(*[reason] * 50), POLICY, num_attempts_here=1).action is Action.REQUEUE
 
 
 @pytest.mark.parametrize(
@@ -42,21 +42,21 @@ def test_the_queue_again_as_often_as_it_takes(reason):
 )
 def test_a_budget_of_its_own(reason, key):
     policy = Requeue(**{key: 1})
-    assert decide(attempts(reason, Reason.NODE_FAILURE), policy, in_allocation=1).action is Action.REQUEUE
-    decision = decide(attempts(reason, Reason.NODE_FAILURE, reason), policy, in_allocation=1)
+    assert decide(attempts(reason, Reason.NODE_FAILURE), policy, num_attempts_here=1).action is Action.REQUEUE
+    decision = decide(attempts(reason, Reason.NODE_FAILURE, reason), policy, num_attempts_here=1)
     assert (decision.action, decision.reason) == (Action.END, reason)
     assert f"cluster.requeue.{key}=1 allows no more" in decision.why
 
 
 @pytest.mark.parametrize("reason", FAILURES)
 def test_a_failure_of_the_machine_gets_new_ranks_then_the_queue(reason):
-    assert decide(attempts(reason), POLICY, in_allocation=1).action is Action.RESTART
-    assert decide(attempts(reason, reason), POLICY, in_allocation=2).action is Action.REQUEUE
+    assert decide(attempts(reason), POLICY, num_attempts_here=1).action is Action.RESTART
+    assert decide(attempts(reason, reason), POLICY, num_attempts_here=2).action is Action.REQUEUE
 
 
 def test_failures_share_one_budget():
-    assert decide(attempts(*FAILURES), POLICY, in_allocation=1).action is Action.RESTART
-    decision = decide(attempts(*FAILURES, Reason.HANG), POLICY, in_allocation=1)
+    assert decide(attempts(*FAILURES), POLICY, num_attempts_here=1).action is Action.RESTART
+    decision = decide(attempts(*FAILURES, Reason.HANG), POLICY, num_attempts_here=1)
     assert (decision.action, decision.reason) == (Action.END, Reason.HANG)
 
 
@@ -68,41 +68,41 @@ def continued(*reasons, **more):
 
 def test_an_unexplained_signal_gets_new_ranks_in_the_allocation_and_never_a_requeue():
     for count in (1, 2, 3):
-        decision = decide(continued(*[Reason.INTERRUPTED] * count), POLICY, in_allocation=count)
+        decision = decide(continued(*[Reason.INTERRUPTED] * count), POLICY, num_attempts_here=count)
         assert (decision.action, decision.reason) == (Action.RESTART, Reason.INTERRUPTED)
 
 
 @pytest.mark.parametrize("reasons", [[Reason.INTERRUPTED] * 4, [*FAILURES, Reason.INTERRUPTED]])
 def test_the_budget_of_failures_binds_unexplained_signals(reasons):
-    decision = decide(continued(*reasons), POLICY, in_allocation=1)
+    decision = decide(continued(*reasons), POLICY, num_attempts_here=1)
     assert (decision.action, decision.reason) == (Action.END, Reason.INTERRUPTED)
     assert "cluster.requeue.max_failures=3 allows no more" in decision.why
 
 
 def test_an_interruption_after_which_its_user_resumed_the_run_spends_no_budget():
-    assert decide(attempts(*[Reason.INTERRUPTED] * 9), POLICY, in_allocation=1).action is Action.RESTART
+    assert decide(attempts(*[Reason.INTERRUPTED] * 9), POLICY, num_attempts_here=1).action is Action.RESTART
 
 
 def test_an_unexplained_signal_before_the_first_step_is_no_stall():
     early = continued(*[Reason.INTERRUPTED] * 3, gains=0)
-    assert decide(early, POLICY, in_allocation=3).action is Action.RESTART
+    assert decide(early, POLICY, num_attempts_here=3).action is Action.RESTART
     stuck = continued(Reason.HANG, Reason.INTERRUPTED, Reason.HANG, gains=0)
-    assert decide(stuck, POLICY, in_allocation=3).reason is Reason.STALLED
+    assert decide(stuck, POLICY, num_attempts_here=3).reason is Reason.STALLED
 
 
 def test_two_attempts_in_a_row_without_a_step_gained_end_the_run():
     stuck = attempts(Reason.HANG, Reason.TIME_LIMIT, gains=0)
-    decision = decide(stuck, POLICY, in_allocation=1)
+    decision = decide(stuck, POLICY, num_attempts_here=1)
     assert (decision.action, decision.reason) == (Action.END, Reason.STALLED)
     assert "2 attempts in a row" in decision.why
-    assert decide(stuck, Requeue(max_stalled_attempts=3), in_allocation=1).action is Action.REQUEUE
+    assert decide(stuck, Requeue(max_stalled_attempts=3), num_attempts_here=1).action is Action.REQUEUE
 
 
 @pytest.mark.parametrize("between", [Reason.PREEMPTED, Reason.NODE_FAILURE])
 def test_what_says_nothing_of_the_run_neither_counts_as_standing_still_nor_breaks_the_row(between):
-    assert decide(attempts(*[between] * 5, gains=0), POLICY, in_allocation=1).action is Action.REQUEUE
+    assert decide(attempts(*[between] * 5, gains=0), POLICY, num_attempts_here=1).action is Action.REQUEUE
     row = attempts(Reason.HANG, between, Reason.HANG, gains=0)
-    assert decide(row, POLICY, in_allocation=1).reason is Reason.STALLED
+    assert decide(row, POLICY, num_attempts_here=1).reason is Reason.STALLED
 
 
 def story(*ends):
@@ -120,49 +120,49 @@ BLAMELESS = pytest.mark.parametrize("blameless", [Reason.PREEMPTED, Reason.NODE_
 def test_a_step_gained_before_an_end_that_says_nothing_of_the_run_breaks_the_row(blameless):
     infrastructure = Reason.INFRASTRUCTURE
     row = story((infrastructure, 0, 0), (blameless, 0, 1000), (blameless, 1000, 5000), (infrastructure, 5000, 5000))
-    assert decide(row, POLICY, in_allocation=1).reason is infrastructure
+    assert decide(row, POLICY, num_attempts_here=1).reason is infrastructure
 
 
 @BLAMELESS
 @pytest.mark.parametrize("saved", [0, 1000])
 def test_an_end_that_says_nothing_of_the_run_does_not_end_one_that_was_resumed_after_it_stalled(blameless, saved):
     resumed = story((Reason.HANG, 0, 0), (Reason.STALLED, 0, 0), (blameless, 0, saved))
-    assert decide(resumed, POLICY, in_allocation=1).action is not Action.END
+    assert decide(resumed, POLICY, num_attempts_here=1).action is not Action.END
     again = [*resumed, *story((Reason.HANG, saved, saved))]
-    assert decide(again, POLICY, in_allocation=2).reason is (Reason.HANG if saved else Reason.STALLED)
+    assert decide(again, POLICY, num_attempts_here=2).reason is (Reason.HANG if saved else Reason.STALLED)
 
 
 def test_a_step_that_was_done_and_not_saved_is_none_gained():
     row = attempts(Reason.HANG, Reason.HANG)
     unsaved = [Attempt(attempt=n, start_step=0, reason=Reason.HANG, end_step=9, saved_step=0) for n in (1, 2)]
-    assert decide(row, POLICY, in_allocation=1).action is Action.RESTART
-    assert decide(unsaved, POLICY, in_allocation=1).reason is Reason.STALLED
+    assert decide(row, POLICY, num_attempts_here=1).action is Action.RESTART
+    assert decide(unsaved, POLICY, num_attempts_here=1).reason is Reason.STALLED
 
 
 def test_a_node_that_is_blamed_again_is_left_out():
     again = attempts(Reason.INFRASTRUCTURE, Reason.INFRASTRUCTURE, suspects=["n2"])
-    assert decide(again, POLICY, in_allocation=2, suspects=["n3"]).action is Action.REQUEUE
-    decision = decide(again, POLICY, in_allocation=2, suspects=["n2", "n3"])
+    assert decide(again, POLICY, num_attempts_here=2, suspects=["n3"]).action is Action.REQUEUE
+    decision = decide(again, POLICY, num_attempts_here=2, suspects=["n2", "n3"])
     assert (decision.action, decision.exclude) == (Action.RESUBMIT, ("n2",))
-    decision = decide(again, POLICY, in_allocation=2, suspects=["n2", "n3"], spares=1)
+    decision = decide(again, POLICY, num_attempts_here=2, suspects=["n2", "n3"], spares=1)
     assert (decision.action, decision.exclude) == (Action.RESTART, ("n2",))
 
 
 def test_a_node_whose_machine_fails_before_the_first_save_is_left_out_before_the_run_is_given_up():
     broken = attempts(Reason.INFRASTRUCTURE, Reason.INFRASTRUCTURE, gains=0, suspects=["n3"])
-    decision = decide(broken, POLICY, in_allocation=2, suspects=["n3"], reported=True)
+    decision = decide(broken, POLICY, num_attempts_here=2, suspects=["n3"], reported=True)
     assert (decision.action, decision.reason, decision.exclude) == (Action.RESUBMIT, Reason.INFRASTRUCTURE, ("n3",))
-    replaced = decide(broken, POLICY, in_allocation=2, suspects=["n3"], reported=True, spares=1)
+    replaced = decide(broken, POLICY, num_attempts_here=2, suspects=["n3"], reported=True, spares=1)
     assert (replaced.action, replaced.exclude) == (Action.RESTART, ("n3",))
     elsewhere = attempts(*[Reason.INFRASTRUCTURE] * 3, gains=0, suspects=["n3"])
-    assert decide(elsewhere, POLICY, in_allocation=1, suspects=["n5"], reported=True).reason is Reason.STALLED
-    decision = decide(broken, Requeue(max_failures=1), in_allocation=2, suspects=["n3"], reported=True)
+    assert decide(elsewhere, POLICY, num_attempts_here=1, suspects=["n5"], reported=True).reason is Reason.STALLED
+    decision = decide(broken, Requeue(max_failures=1), num_attempts_here=2, suspects=["n3"], reported=True)
     assert (decision.action, decision.reason) == (Action.END, Reason.INFRASTRUCTURE)
 
 
 def test_ranks_that_die_without_a_record_on_one_node_may_be_the_runs_own_fault():
     silent = attempts(Reason.INFRASTRUCTURE, Reason.INFRASTRUCTURE, gains=0, suspects=["n2"])
-    decision = decide(silent, POLICY, in_allocation=2, suspects=["n2"])
+    decision = decide(silent, POLICY, num_attempts_here=2, suspects=["n2"])
     assert (decision.action, decision.reason) == (Action.END, Reason.STALLED)
     assert "cluster.exclude=n2" in decision.why
 
@@ -181,7 +181,7 @@ def test_a_run_that_gains_nothing_ends_and_no_later_than_it_must(ends, max_stall
     for number, (reason, found, reported) in enumerate(ends, start=1):
         suspects = tuple(node for node in found if node not in excluded)
         history.append(Attempt(attempt=number, start_step=0, reason=reason, end_step=0))
-        decision = decide(history, policy, in_allocation=number, suspects=suspects, reported=reported)
+        decision = decide(history, policy, num_attempts_here=number, suspects=suspects, reported=reported)
         blamed = [name for before in history[:-1] for name in before.suspects]
         if number < max_stalled:
             assert decision.action is not Action.END
@@ -197,7 +197,7 @@ def test_a_run_that_gains_nothing_ends_and_no_later_than_it_must(ends, max_stall
 
 @pytest.mark.parametrize(("spares", "action"), [(0, Action.REQUEUE), (1, Action.REQUEUE), (2, Action.RESTART)])
 def test_dead_nodes_are_replaced_while_there_are_enough_in_reserve(spares, action):
-    decision = decide(attempts(Reason.NODE_FAILURE), POLICY, in_allocation=1, suspects=["n2", "n3"], spares=spares)
+    decision = decide(attempts(Reason.NODE_FAILURE), POLICY, num_attempts_here=1, suspects=["n2", "n3"], spares=spares)
     assert decision.action is action
     assert decision.exclude == (("n2", "n3") if action is Action.RESTART else ())
 
@@ -211,32 +211,32 @@ def of_program(*ends, reason=Reason.TIME_LIMIT, saved=0):
 
 
 def action_of_program(history):
-    return decide(history, POLICY, in_allocation=1, is_program=True).action
+    return decide(history, POLICY, num_attempts_here=1, is_program=True).action
 
 
 def test_a_program_that_reports_nothing_is_not_taken_for_one_that_stalls():
     assert action_of_program(of_program(*[0] * 20)) is Action.REQUEUE
-    assert decide(of_program(0, 0), POLICY, in_allocation=1).reason is Reason.STALLED  # a training
+    assert decide(of_program(0, 0), POLICY, num_attempts_here=1).reason is Reason.STALLED  # a training
     failures = of_program(0, 0, 0, 0, reason=Reason.INFRASTRUCTURE)
     assert action_of_program(failures[:3]) is Action.RESTART
-    decision = decide(failures, POLICY, in_allocation=1, is_program=True)
+    decision = decide(failures, POLICY, num_attempts_here=1, is_program=True)
     assert (decision.action, decision.reason) == (Action.END, Reason.INFRASTRUCTURE)
 
 
 def test_a_program_without_reported_saves_is_judged_by_how_far_it_gets():
     assert action_of_program(of_program(10, 20, 30, 40)) is Action.REQUEUE
-    decision = decide(of_program(10, 10, 9), POLICY, in_allocation=1, is_program=True)
+    decision = decide(of_program(10, 10, 9), POLICY, num_attempts_here=1, is_program=True)
     assert (decision.action, decision.reason) == (Action.END, Reason.STALLED)
     assert action_of_program(of_program(10, 10)) is Action.REQUEUE
     assert action_of_program(of_program(10, 0, 0)) is Action.END  # it has reported steps before
 
 
 def test_a_program_that_reports_saves_is_judged_by_them():
-    decision = decide(of_program(60, 70, saved=50), POLICY, in_allocation=1, is_program=True)
+    decision = decide(of_program(60, 70, saved=50), POLICY, num_attempts_here=1, is_program=True)
     assert (decision.action, decision.reason) == (Action.END, Reason.STALLED)
 
 
 def test_a_paused_run_is_neither_requeued_nor_stalled():
     paused = Attempt(attempt=1, reason=Reason.PAUSED, start_step=40, end_step=40)
-    decision = decide([paused, replace(paused, attempt=2)], Requeue(max_stalled_attempts=1), in_allocation=1)
+    decision = decide([paused, replace(paused, attempt=2)], Requeue(max_stalled_attempts=1), num_attempts_here=1)
     assert (decision.action, decision.reason, decision.reason.meaning.exit_code) == (Action.END, Reason.PAUSED, 4)

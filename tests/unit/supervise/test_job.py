@@ -63,18 +63,18 @@ def test_a_refused_requeue_is_none_though_slurm_counts_more_restarts(job, slurm)
 
 def test_its_attempt_is_the_newest_that_it_claimed(job):
     one = job()
-    began = one.began
+    began = one.claimed_at
     assert [one.claim(), one.claim(), one.attempt] == [1, 2, 2]
-    assert one.began > began
+    assert one.claimed_at > began
 
 
 def test_only_a_cancel_since_the_attempt_began_counts(job, directory):
     one = job()
     one.claim()
     assert not one.cancelled
-    JobRecords(directory).add({"cancelled": True, "time": one.began - 1})
+    JobRecords(directory).add({"cancelled": True, "time": one.claimed_at - 1})
     assert not one.cancelled
-    JobRecords(directory).add({"cancelled": True, "time": one.began})
+    JobRecords(directory).add({"cancelled": True, "time": one.claimed_at})
     assert one.cancelled
 
 
@@ -171,7 +171,7 @@ def test_a_refused_requeue_is_logged_and_asked_for_again(job, slurm, caplog):
     assert "job 7 can't be requeued" in caplog.text
     assert "presently disabled" in caplog.text
     slurm.refuse_requeues(False)
-    assert (one.requeue(), one.follows) == (True, "job 7 is requeued")
+    assert (one.requeue(), one.continuation) == (True, "job 7 is requeued")
 
 
 @pytest.mark.parametrize(("ended_by", "signals"), [("TERM", ["TERM"]), ("KILL", ["TERM", "KILL"])])

@@ -78,15 +78,15 @@ def test_with_one_process_per_node_it_has_the_whole_node(planned):
     }
 
 
-def variables_of(run, slurm, in_allocation=1, **job):
+def variables_of(run, slurm, num_attempts_here=1, **job):
     environ = slurm.environ | job
-    return program_variables(CurrentJob(run, Slurm(environ, run=slurm.run), environ), environ, in_allocation)
+    return program_variables(CurrentJob(run, Slurm(environ, run=slurm.run), environ), environ, num_attempts_here)
 
 
 def test_the_port_is_the_first_one_that_is_free_here(planned, slurm):
     ports = derived_ports(job=7, step=2, restart=1)
     with socket.create_server(("", ports[0])):
-        found = variables_of(planned(), slurm, in_allocation=2, SLURM_RESTART_COUNT="1")
+        found = variables_of(planned(), slurm, num_attempts_here=2, SLURM_RESTART_COUNT="1")
     assert int(found["MASTER_PORT"]) in ports[1:]
 
 
