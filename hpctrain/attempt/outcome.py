@@ -92,7 +92,7 @@ class Outcome:
         independent = is_program(directory.config)
         records = read_exit_records(claim)
         outcome = cls.from_records(records, world_size, last_step, complaints, independent=independent)
-        return outcome.cancelled if directory.is_cancelled(attempt) else outcome
+        return outcome.as_cancelled if directory.is_cancelled(attempt) else outcome
 
     @classmethod
     def from_records(
@@ -179,7 +179,7 @@ class Outcome:
         return cls(reason, step, f"stopped{after}{message}", stop_signal=received)
 
     @property
-    def cancelled(self) -> Outcome:
+    def as_cancelled(self) -> Outcome:
         """The outcome of an attempt that its user has cancelled: `cancelled`, unless it completed, failed or paused."""
         if self.reason in (Reason.COMPLETED, Reason.FAILED, Reason.PAUSED, Reason.CANCELLED):
             return self
@@ -319,7 +319,7 @@ def record_end(
     """
     ledger, saved = Ledger(directory), saved_step(directory)
     if directory.is_cancelled(attempt):
-        outcome = outcome.cancelled
+        outcome = outcome.as_cancelled
     entry = ledger.attempt(attempt)
     if not entry.open:
         return

@@ -107,7 +107,7 @@ def decide(
     *,
     num_attempts_here: int,
     suspects: Sequence[str] = (),
-    reported: bool = False,
+    machine_fault_reported: bool = False,
     spares: int = 0,
     is_program: bool = False,
 ) -> RequeueDecision:
@@ -118,7 +118,8 @@ def decide(
         policy: the budgets.
         num_attempts_here: attempts, the newest included, that this allocation has seen.
         suspects: nodes that the newest failure points at.
-        reported: whether a rank on them reported that its machine failed; if not, ranks on them left no exit record.
+        machine_fault_reported: whether a rank on them reported that its machine failed; if not, ranks on them left no
+            exit record.
         spares: nodes that the allocation can lose before it has too few.
         is_program: whether the run is a program's, which may report no steps, or no saves.
     """
@@ -126,22 +127,23 @@ def decide(
     assert reason is not None
     if not reason.meaning.requeued:
         return RequeueDecision(Action.END, reason, reason.meaning.why_final)
-    before = {node for attempt in history[:-1] for node in attempt.suspects}
-    again = tuple(node for node in suspects if node in before)
+    earlier_suspects = {node for attempt in history[:-1] for node in attempt.suspects}
+    repeat_suspects = tuple(node for node in suspects if node in earlier_suspects)
     # A node that reports a broken machine twice isn't the run's fault: the run continues without it. Ranks that are
     # killed on the same node each time prove nothing: the task itself may be what kills them.
     if (stalled := _stalled_in_a_row(history, is_program=is_program)) >= policy.max_stalled_attempts and not (
-        again and reported
+        repeat_suspects and machine_fault_reported
     ):
         attempts = counted(stalled, "attempt")
         why = f"{attempts} in a row gained no step (the last: {reason.value}): the run makes no progress"
-        if again:
-            why += f"; to find out whether {' '.join(again)} is broken, resume with cluster.exclude={','.join(again)}"
+        if repeat_suspects:
+            why += f"; to find out whether {' '.join(repeat_suspects)} is broken, "
+            why += f"resume with cluster.exclude={','.join(repeat_suspects)}"
         return RequeueDecision(Action.END, Reason.STALLED, why)
     if exhausted := _exhausted_budget(history, policy):
         return RequeueDecision(Action.END, reason, exhausted)
     if reason.meaning.machine_failure or reason.meaning.stays_in_allocation:
-        return _after_failure(reason, num_attempts_here, again, spares)
+        return _after_failure(reason, num_attempts_here, repeat_suspects, spares)
     if reason is Reason.NODE_FAILURE and suspects and len(suspects) <= spares:
         return _restart_without(reason, tuple(suspects))
     return RequeueDecision(Action.REQUEUE, reason, f"{reason.value}: back to the queue")

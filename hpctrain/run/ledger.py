@@ -188,7 +188,7 @@ class Ledger:
         """The number of the newest claim; 0 before the first attempt."""
         return max(self.directory.claimed_attempts(), default=0)
 
-    def unrecorded_ends(self) -> int:
+    def num_unrecorded_ends(self) -> int:
         """Return the number of newest attempts in a row that were killed, or crashed, without an end record."""
         recorded = (entry.attempt for entry in self.attempts() if not (entry.open or entry.closed_late))
         return self.last_claim() - max(recorded, default=0)
@@ -231,11 +231,11 @@ class Ledger:
                 # without a reserve, an attempt on a full disk couldn't record its end
                 reserve(claim)
             except OSError:
-                self._take_back(number)
+                self._remove_claim(number)
                 raise
             return number
 
-    def _take_back(self, number: int) -> None:
+    def _remove_claim(self, number: int) -> None:
         """Remove a claim, unless there is a later one; otherwise it would count as an attempt that was killed."""
         claim = self.directory.attempt(number)
         discard_secret(claim)
@@ -300,12 +300,12 @@ class Ledger:
         try:
             (self.directory.attempt(attempt) / "ended").open("x").close()
         except FileExistsError:
-            if self._is_closed_soon(attempt):
+            if self._wait_for_end_record(attempt):
                 return
             # the process that made the marker was killed, or the disk was full, before it wrote the record
         append_json_line(self.directory.attempts, record, durable=True)
 
-    def _is_closed_soon(self, attempt: int) -> bool:
+    def _wait_for_end_record(self, attempt: int) -> bool:
         """Wait for the record, which another process may be about to write; return whether it exists."""
         deadline = time.monotonic() + BETWEEN_MARK_AND_RECORD_S
         while not any(entry.attempt == attempt and not entry.open for entry in self.attempts()):

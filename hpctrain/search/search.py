@@ -168,7 +168,7 @@ class Search:
             (self.home.path / FOLDER).mkdir(exist_ok=True)
 
     def _next(self, state: SearchState, task: str, max_new_runs: int | None) -> SearchDecision | None:
-        released = sorted((self._unrecorded_ends(run), run, rung) for run, rung in state.released.items())
+        released = sorted((self._num_unrecorded_ends(run), run, rung) for run, rung in state.released.items())
         if released and not released[0][0]:
             return self._begin(*released[0][1:], task)
         deadline = self.algorithm.record.deadline
@@ -181,9 +181,9 @@ class Search:
                 return self._begin(new, 0, task, self.algorithm.draw(state))
         return self._begin(*released[0][1:], task) if released else None
 
-    def _unrecorded_ends(self, run: int) -> int:
+    def _num_unrecorded_ends(self, run: int) -> int:
         with contextlib.suppress(RunDirectoryError):  # one damaged run must not stop the others
-            return Ledger(self.directory(run)).unrecorded_ends()
+            return Ledger(self.directory(run)).num_unrecorded_ends()
         return 0
 
     def _begin(self, run: int, rung: int, task: str, drawn: Mapping[str, Any] | None = None) -> SearchDecision:

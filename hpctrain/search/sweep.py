@@ -93,7 +93,7 @@ class Sweep:
         by_directory = self._skip(runs)
         # a crash in this process ends the whole sweep: runs that have crashed come last
         missing = [run for run in runs if run.directory not in by_directory]
-        missing.sort(key=lambda run: Ledger(run.directory).unrecorded_ends())
+        missing.sort(key=lambda run: Ledger(run.directory).num_unrecorded_ends())
         if missing:
             self.print_warnings(missing)
             is_dry = runs[0].config.cluster.dry_run

@@ -189,7 +189,7 @@ class Supervisor:
             self.plan.slurm.requeue,
             num_attempts_here=self._num_attempts_here,
             suspects=outcome.suspects,
-            reported=outcome.suspect_rank is not None,
+            machine_fault_reported=outcome.suspect_rank is not None,
             spares=self.allocation.spares,
             is_program=self.plan.is_program,
         )

@@ -150,13 +150,18 @@ def test_a_node_that_is_blamed_again_is_left_out():
 
 def test_a_node_whose_machine_fails_before_the_first_save_is_left_out_before_the_run_is_given_up():
     broken = attempts(Reason.INFRASTRUCTURE, Reason.INFRASTRUCTURE, gains=0, suspects=["n3"])
-    decision = decide(broken, POLICY, num_attempts_here=2, suspects=["n3"], reported=True)
+    decision = decide(broken, POLICY, num_attempts_here=2, suspects=["n3"], machine_fault_reported=True)
     assert (decision.action, decision.reason, decision.exclude) == (Action.RESUBMIT, Reason.INFRASTRUCTURE, ("n3",))
-    replaced = decide(broken, POLICY, num_attempts_here=2, suspects=["n3"], reported=True, spares=1)
+    replaced = decide(broken, POLICY, num_attempts_here=2, suspects=["n3"], machine_fault_reported=True, spares=1)
     assert (replaced.action, replaced.exclude) == (Action.RESTART, ("n3",))
     elsewhere = attempts(*[Reason.INFRASTRUCTURE] * 3, gains=0, suspects=["n3"])
-    assert decide(elsewhere, POLICY, num_attempts_here=1, suspects=["n5"], reported=True).reason is Reason.STALLED
-    decision = decide(broken, Requeue(max_failures=1), num_attempts_here=2, suspects=["n3"], reported=True)
+    assert (
+        decide(elsewhere, POLICY, num_attempts_here=1, suspects=["n5"], machine_fault_reported=True).reason
+        is Reason.STALLED
+    )
+    decision = decide(
+        broken, Requeue(max_failures=1), num_attempts_here=2, suspects=["n3"], machine_fault_reported=True
+    )
     assert (decision.action, decision.reason) == (Action.END, Reason.INFRASTRUCTURE)
 
 
@@ -181,7 +186,7 @@ def test_a_run_that_gains_nothing_ends_and_no_later_than_it_must(ends, max_stall
     for number, (reason, found, reported) in enumerate(ends, start=1):
         suspects = tuple(node for node in found if node not in excluded)
         history.append(Attempt(attempt=number, start_step=0, reason=reason, end_step=0))
-        decision = decide(history, policy, num_attempts_here=number, suspects=suspects, reported=reported)
+        decision = decide(history, policy, num_attempts_here=number, suspects=suspects, machine_fault_reported=reported)
         blamed = [name for before in history[:-1] for name in before.suspects]
         if number < max_stalled:
             assert decision.action is not Action.END
