@@ -64,7 +64,7 @@ class CheckpointSaver:
         clock: monotonic seconds.
         free_bytes: returns the memory that this process may still take; None if unknown.
         page_locked: memory for the copies from a GPU.
-        leads: whether this is rank zero.
+        is_rank_zero: whether this is rank zero.
 
     Attributes:
         stall_s: seconds for which training waited for the last save, without the time in which memory was page-locked,
@@ -81,11 +81,11 @@ class CheckpointSaver:
         clock: Callable[[], float] = time.monotonic,
         free_bytes: Callable[[], int | None] = available_memory_bytes,
         page_locked: PageLockedMemory | None = None,
-        leads: bool = True,
+        is_rank_zero: bool = True,
     ) -> None:
         self._writer: Writer = CheckpointWriter(directory, claim, safetensors=policy.safetensors)
-        self._leads = leads
-        self._takes_part = leads
+        self._is_rank_zero = is_rank_zero
+        self._takes_part = is_rank_zero
         self._retention = Retention(directory, claim, policy)
         self._directory = directory
         self._policy = policy
@@ -262,7 +262,7 @@ class CheckpointSaver:
         return self._buffers
 
     def _write(self, snapshot: Snapshot, retain: bool) -> None:
-        if self._leads and self._is_first:
+        if self._is_rank_zero and self._is_first:
             self._is_first = False
             self._warn_of_shortage(snapshot)
         try:

@@ -90,9 +90,9 @@ class Agreement:
         self._measured: tuple[int, float] | None = None
         self.waited_s = 0.0
 
-    def start(self) -> Stop | None:
+    def agree_and_calibrate(self) -> Stop | None:
         """Agree on stops requested before the first step, and measure the cost of an agreement; collective."""
-        stop = self.stop()
+        stop = self.agree_on_stop()
         if self._control is None:
             return stop
         # the ranks are synchronised now, so the next ones measure the collective, not the wait for the slowest rank
@@ -107,7 +107,7 @@ class Agreement:
         self._interval_s = min(cost_s.item() / COST_SHARE, self._max_interval_s)
         return stop
 
-    def stop(self) -> Stop | None:
+    def agree_on_stop(self) -> Stop | None:
         """Agree on a stop now, at the cost of a collective that waits for the slowest rank."""
         stop = self._stop.pending
         if self._control is None:

@@ -139,19 +139,19 @@ class Rank:
     """The state of a training's rank, which grows from its environment to its exit record.
 
     It begins with its configuration and its place. Then `train.attempt.run_attempt` sets `member`, `log_stream`,
-    `world` and `running`, in this order. Its exit record contains what is known by then. The watchdog reads the rank
+    `world` and `loop`, in this order. Its exit record contains what is known by then. The watchdog reads the rank
     from other threads, so no property may take a lock that the main thread could hold.
 
     Attributes:
         config: of the run.
         environment: its place.
-        launcher: from its launcher.
+        launcher: what the launcher passed to it.
         stop: its request to stop.
         times: where its time goes.
         member: its files and records, once its attempt is known.
         program: in which it trains, if its process is a user's.
         world: the ranks, once they have met.
-        running: the loop of the training, once it is resumed.
+        loop: the loop of the training, once it is resumed.
         log_stream: its log, if standard output doesn't go there already.
         senders: that send the run to services, once they are started; on rank zero alone.
     """
@@ -164,7 +164,7 @@ class Rank:
     member: Member | None = None
     program: HostProgram | None = None
     world: World | None = None
-    running: Loop | None = None
+    loop: Loop | None = None
     log_stream: TextIO | None = None
     senders: SenderProcesses | None = None
 
@@ -176,17 +176,17 @@ class Rank:
     @property
     def step(self) -> int:
         """Completed steps, as far as this rank knows."""
-        return self.running.step if self.running is not None else 0
+        return self.loop.step if self.loop is not None else 0
 
     @property
     def why_ended(self) -> str:
         """The reason for which the run was completed before its last step; empty if it wasn't."""
-        return self.running.why_ended if self.running is not None else ""
+        return self.loop.why_ended if self.loop is not None else ""
 
     @property
     def progress(self) -> object:
         """A value that changes whenever this rank makes progress."""
-        return self.running.progress if self.running is not None else None
+        return self.loop.progress if self.loop is not None else None
 
     @property
     def communication_error(self) -> str:
@@ -273,7 +273,7 @@ class Rank:
             record = replace(record, collectives=collectives, blames_peer=blames_peer)
             record.write(member.claim_folder)
         # the other ranks lose their connections when this process ends: give them time to record their own state first
-        cause = record if alone else self.cause_among_peers(ask_for_stacks=True) or record
+        cause = record if alone else self.wait_for_peer_cause(ask_for_stacks=True) or record
         detail = _detail(cause)
         owner = Owner.read(member.claim_folder)
         if owner is not None and owner.is_here and owner.pid == os.getpid():
@@ -296,7 +296,7 @@ class Rank:
         self.finish_writing()
         self.close_attempt_for_peer(reason, message)
 
-    def cause_among_peers(self, *, ask_for_stacks: bool) -> ExitRecord | None:
+    def wait_for_peer_cause(self, *, ask_for_stacks: bool) -> ExitRecord | None:
         """Wait for the other ranks' exit records; return that of the first rank to fail, or None if there is none."""
         if self.member is None:
             return None
@@ -333,9 +333,9 @@ class Rank:
 
     def finish_writing(self) -> None:
         """Wait until a checkpoint is written, for at most `FINISH_WRITING_S` or until Ctrl-C."""
-        if self.running is not None:
+        if self.loop is not None:
             with contextlib.suppress(KeyboardInterrupt):
-                self.running.finish_save_within(FINISH_WRITING_S)
+                self.loop.finish_save_within(FINISH_WRITING_S)
 
     def close_attempt(self, reason: Reason, detail: str = "") -> None:
         """Record the attempt's end if the ranks were started by hand, since no launcher records it.
@@ -355,7 +355,7 @@ class Rank:
             reason: as this rank saw it.
             detail: as this rank saw it.
         """
-        cause = self.cause_among_peers(ask_for_stacks=reason is Reason.HANG)
+        cause = self.wait_for_peer_cause(ask_for_stacks=reason is Reason.HANG)
         if cause is None or cause.rank == self.environment.rank:
             self.close_attempt(reason, detail)
         else:

@@ -74,7 +74,7 @@ def run_attempt(rank: Rank, run_directory: Callable[[], RunDirectory]) -> Reason
     """Train as one rank of the world; collective.
 
     Args:
-        rank: this rank; its attempt, log, world and running training are set here.
+        rank: this rank; its attempt, log, world and loop are set here.
         run_directory: returns the run directory, and makes it if it doesn't exist; called on rank zero.
 
     Returns:
@@ -172,14 +172,14 @@ def _join(rank: Rank, store: Store | None) -> TrainingWorld:
     return join_mesh(world, mesh_shape(config.parallel, place.world_size, place.local_world_size), timeout_s)
 
 
-def _record_start(rank: Rank, attempt: AttemptContext, running: Loop) -> None:
+def _record_start(rank: Rank, attempt: AttemptContext, loop: Loop) -> None:
     """Record the start in the ledger, and start the processes that send the run to services; on rank zero."""
     # not before the checkpoint is restored: until then the rank has no step to report
-    rank.running = running
+    rank.loop = loop
     if attempt.hosts is None:
         return
-    claim, environment, training = attempt.claim, rank.environment, running.training
-    resumed, device = running.start_point.resumed_world_size, training.world.device
+    claim, environment, training = attempt.claim, rank.environment, loop.training
+    resumed, device = loop.start_point.resumed_world_size, training.world.device
     claim.require_ownership()
     installed = _installed_torch()
     versions = read_json_or_empty(claim.ledger.directory.manifest).get("versions")
@@ -203,7 +203,7 @@ def _record_start(rank: Rank, attempt: AttemptContext, running: Loop) -> None:
         job_id=environment.job_id,
         nodes=list(dict.fromkeys(attempt.hosts)),
         world_size=environment.world_size,
-        step=running.step,
+        step=loop.step,
     )
     rank.start_senders()
 

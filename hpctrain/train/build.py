@@ -211,7 +211,7 @@ def _build_whole(config: Config, task: Task, world: TrainingWorld, *, resumes: b
         several = len(losses_of(named_optimizers(config.optimizer))) > 1
         (compile_parts_in_place if several else compile_in_place)(called, trainer.compile_mode)
     replica = build_whole_replica(called, world, config.parallel)
-    return Network(module, called, master, replica, partial(CheckpointSaver, leads=world.is_rank_zero))
+    return Network(module, called, master, replica, partial(CheckpointSaver, is_rank_zero=world.is_rank_zero))
 
 
 def _begin_training(model: nn.Module, world: TrainingWorld) -> None:

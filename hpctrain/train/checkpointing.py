@@ -197,7 +197,7 @@ class Checkpointing:
             which = "it" if step == self.best_step else "the one before"
             log.info("the checkpoint of step %d waits for the one before: %s is one of the best", step, which)
         while self._world.broadcast(self.saver.busy):
-            if stop := self.agreement.stop():
+            if stop := self.agreement.agree_on_stop():
                 return stop
             self.saver.wait(WAIT_S)
         return None

@@ -306,7 +306,7 @@ class Evaluation:
         try:
             return evaluate(agreement)
         except StopWhileLoading:
-            return agreement.stop()
+            return agreement.agree_on_stop()
 
     def _try_out(self, results: EvaluationResults, num_batches: int, agreement: Agreement) -> Stop | None:
         num_rounds = self.loader.num_rounds
@@ -315,7 +315,7 @@ class Evaluation:
             for round_index in range(num_batches if num_rounds is None else min(num_batches, num_rounds)):
                 self._take_round(results, rounds, round_index)
                 # at once, and not a round later: a single batch can take minutes
-                if (stop := agreement.start()) is not None:
+                if (stop := agreement.agree_and_calibrate()) is not None:
                     return stop
         return None
 
@@ -430,7 +430,7 @@ def check_evaluation(training: Training, agreement: Agreement) -> Stop | None:
         names = [name.removeprefix(EVAL_PREFIX) for name in evaluated.means]
         _require_metrics(training, names, is_whole=evaluation.is_whole(num_batches))
     # `derive` may have taken long as well
-    return agreement.start()
+    return agreement.agree_and_calibrate()
 
 
 def _require_metrics(training: Training, names: list[str], *, is_whole: bool) -> None:

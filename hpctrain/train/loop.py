@@ -130,7 +130,7 @@ class Loop:
             TaskError: the task's evaluation broke its contract.
             ConfigError: the evaluation doesn't return `checkpoint.metric`.
         """
-        stop = self._stopping.agreement.start()
+        stop = self._stopping.agreement.agree_and_calibrate()
         if stop is None and try_out:
             with self._times.during("eval_s"):
                 stop = check_evaluation(self.training, self._stopping.agreement)
@@ -297,7 +297,7 @@ class Loop:
 
     def _leave_before_step(self) -> bool:
         """Leave because the ranks stop while they wait for the step's first micro-batch; collective."""
-        stop = self._stopping.agreement.stop()
+        stop = self._stopping.agreement.agree_on_stop()
         assert stop is not None
         if self.step > self.start_point.step:
             return self._leave(stop)

@@ -107,7 +107,7 @@ class Stopping:
             Exception: the error for which the ranks stop.
         """
         # the stop counts: SLURM may be ending the job, and Ctrl-C is meant for a whole sweep
-        if stop := self.agreement.start():
+        if stop := self.agreement.agree_and_calibrate():
             self.begin(stop, 0.0)
             return
         self._is_paused = True

@@ -65,7 +65,7 @@ def be_rank(options: argparse.Namespace) -> None:
     steps = int(world.broadcast(options.seconds * 1e6 / loop.run(500, None)[0])) + 1
     without, with_it = list[tuple[float, float]](), list[tuple[float, float]]()
     agreement = Agreement(world, StopRequest(), options.interval)
-    agreement.start()
+    agreement.agree_and_calibrate()
     loop.run(steps, agreement)
     for number in range(options.rounds):
         for agrees in (True, False) if number % 2 else (False, True):

@@ -242,7 +242,7 @@ class ShardedSaver(CheckpointSaver):
         copies: frozenset[str] = frozenset(),
         **options: Any,
     ) -> None:
-        super().__init__(directory, claim, policy, stop, leads=world.is_rank_zero, **options)
+        super().__init__(directory, claim, policy, stop, is_rank_zero=world.is_rank_zero, **options)
         self._writer = ShardedWriter(directory, claim, world, num_files=policy.writers)
         self._takes_part = True
         self._world = world
@@ -256,7 +256,7 @@ class ShardedSaver(CheckpointSaver):
     def begin(self) -> tuple[bool, Exception | None]:
         """See `CheckpointSaver`: all ranks save, unless rank zero has an error of the save before."""
         failure: Exception | None = None
-        if self._leads:
+        if self._is_rank_zero:
             try:
                 self.finish()
             except Exception as error:
@@ -272,8 +272,8 @@ class ShardedSaver(CheckpointSaver):
 
     def _write(self, snapshot: Any, retain: bool) -> None:
         try:
-            super()._write(snapshot, retain and self._leads)
+            super()._write(snapshot, retain and self._is_rank_zero)
         except Exception as error:
-            if self._leads:
+            if self._is_rank_zero:
                 raise
             log.debug("rank zero reports why the save failed: %s", error)

@@ -43,7 +43,7 @@ def be_rank(steps, interval_s, step_s, stop_at, save_at, slow=None, error_on=Non
     asked = Stop(StopKind.ERROR if rank == error_on else StopKind.SIGNAL, 10 + rank)
     request.given = asked if stop_at[rank] < 0 else None
     agreement = Agreement(world, request, interval_s)
-    start = agreement.start()
+    start = agreement.agree_and_calibrate()
     for step in range(1, steps + 1):
         seconds = slow.get(step, seconds)
         time.sleep(seconds)

@@ -120,7 +120,7 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at, kind, tried):
     evaluation = Evaluation(pass_of(task, model, world), loader, precision=FORMATS["fp32"])
     before = torch.get_rng_state()
     agreement = Agreement(world, stop)
-    agreement.start()
+    agreement.agree_and_calibrate()
     try:
         found = evaluation.try_out(agreement, tried) if tried else evaluation(agreement)
     except TaskError as error:

@@ -110,7 +110,7 @@ def torchmetrics_objects():
 def be_rank(num_samples, micro_batch_size, fails, with_torchmetrics, tried=0):
     world = joined()
     agreement = Agreement(world, StopRequest())
-    agreement.start()
+    agreement.agree_and_calibrate()
     results = {}
     for kind, dataset in KINDS.items():
         task = Scoring(fails, with_torchmetrics)

@@ -49,7 +49,7 @@ def gaps(world):
     def measure(*, cost_s: float, step_s: float, restarted: bool = False) -> list[int]:
         clock = TickingClock(cost_s)
         agreement = Agreement(world, StopRequest(), clock=clock)
-        assert agreement.start() is None
+        assert agreement.agree_and_calibrate() is None
         agreement = agreement.restarted() if restarted else agreement
         clock.tick_s = 0.0
         agreed = []
@@ -85,12 +85,12 @@ def test_long_steps_are_agreed_upon_one_by_one(gaps):
 def test_a_rank_alone_decides_for_itself():
     request = StopRequest()
     agreement = Agreement(World(rank=0, size=1, local_rank=0, devices=(CPU,)), request)
-    assert agreement.start() is None
+    assert agreement.agree_and_calibrate() is None
     assert agreement.decide(1, save=False) is NOTHING
     assert agreement.decide(2, save=True) == Decision(save=True)
     request.fail(OSError("no space left"))
     assert agreement.decide(3, save=False) == Decision(Stop(StopKind.ERROR))
-    assert agreement.start() == Stop(StopKind.ERROR)
+    assert agreement.agree_and_calibrate() == Stop(StopKind.ERROR)
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ def test_an_error_of_nccl_points_at_another_rank_and_a_save_is_finished_first(ma
 
     rank = make()
     enter(rank, directory)
-    rank.running = Running()
+    rank.loop = Running()
     rank.record_communication_error(error)
     record = read_exit_records(directory.attempt(1))[1]
     assert (record.reason, record.blames_peer, record.step) == (reason, True, 9)
@@ -221,9 +221,9 @@ def test_a_hang_before_the_start_in_the_launchers_own_process_reverts_the_resume
 def test_the_cause_is_the_rank_that_failed_first(make, directory):
     rank = make()
     enter(rank, directory)
-    assert rank.cause_among_peers(ask_for_stacks=False) is None
+    assert rank.wait_for_peer_cause(ask_for_stacks=False) is None
     ExitRecord(rank=0, host="n1", reason=Reason.FAILED, step=3, message="ValueError: theirs").write(
         directory.attempt(1)
     )
     rank.write_exit_record(Reason.INFRASTRUCTURE, RuntimeError("lost"), blames_peer=True)
-    assert rank.cause_among_peers(ask_for_stacks=False).message == "ValueError: theirs"
+    assert rank.wait_for_peer_cause(ask_for_stacks=False).message == "ValueError: theirs"
