@@ -342,23 +342,23 @@ def best_interval_s(save_cost_s: float, mean_time_between_failures: float) -> fl
     return max(1.0, math.sqrt(2 * d * m) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - d)
 
 
-def auto_interval_s(stall_s: float, takes_s: float, attempts: Sequence[Attempt], now: float) -> float:
+def auto_interval_s(stall_s: float, save_duration_s: float, attempts: Sequence[Attempt], now: float) -> float:
     """Choose, and log, the seconds of training until the next save.
 
     Args:
         stall_s: seconds for which a save stops training.
-        takes_s: seconds from the beginning of a save until it is durable.
+        save_duration_s: seconds from the beginning of a save until it is durable.
         attempts: of the run, including the current one.
         now: epoch seconds.
     """
     mtbf_s = mean_time_between_failures_s(attempts, now)
     # one save at a time: the next one isn't due before this one is written
-    interval_s = max(best_interval_s(stall_s, mtbf_s), takes_s)
+    interval_s = max(best_interval_s(stall_s, mtbf_s), save_duration_s)
     log.info(
         "a save every %.0f s: it costs %.2f s, is written within %.1f s, and one failure in %.1f h is expected",
         interval_s,
         stall_s,
-        takes_s,
+        save_duration_s,
         mtbf_s / 3600,
     )
     return interval_s

@@ -168,10 +168,10 @@ def plan_micro_batches(plan: BatchPlan, order: Order, rank: int, start_step: int
         divisors = plan.divisors(steps, counts).tolist()
         lasts = ((counts >= 0).sum(axis=1) - 1).tolist()
         for row, (epoch, lengths, last) in enumerate(zip(epochs.tolist(), counts.tolist(), lasts, strict=True)):
-            for turn in range(last + 1):
-                count = lengths[turn]
-                request = epoch, indices[row, turn, : count or 1]
-                yield PlannedMicroBatch(request, count, divisors[row][turn], turn == last)
+            for micro_batch_index in range(last + 1):
+                count = lengths[micro_batch_index]
+                request = epoch, indices[row, micro_batch_index, : count or 1]
+                yield PlannedMicroBatch(request, count, divisors[row][micro_batch_index], micro_batch_index == last)
         start_step += chunk
         chunk = min(2 * chunk, largest)
 

@@ -30,8 +30,8 @@ class MicroBatch(NamedTuple):
         on_device: whether the batch is on the rank's device already (`BatchTransfer`).
         weight: of the losses of the batch (`Task.loss_weight`); None: ``num_samples``.
         num_delivered: samples in the batch, if it is weighed.
-        rescale: of a step's last micro-batch: the factor by which to rescale the gradients; 0 if no batch of the step
-            has a weight.
+        gradient_factor: of a step's last micro-batch: the factor by which to rescale the gradients; 0 if no batch of
+            the step has a weight.
     """
 
     batch: Any
@@ -42,7 +42,7 @@ class MicroBatch(NamedTuple):
     on_device: bool = False
     weight: float | None = None
     num_delivered: int = 0
-    rescale: float = 1.0
+    gradient_factor: float = 1.0
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:

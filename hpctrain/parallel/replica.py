@@ -226,7 +226,7 @@ class Replica:
                     passes.compute(micro_batch, timer)
             if micro_batch.is_last:
                 break
-        return micro_batch.rescale
+        return micro_batch.gradient_factor
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float | None) -> Tensor | None:
         """Clip the gradients of parameters by their total norm, without waiting for the device; collective.

@@ -48,7 +48,7 @@ from hpctrain.run.secret import discard_secret, read_secret, user_secret
 from hpctrain.run.times import PhaseTimes
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.streams import open_log
-from hpctrain.train.checkpointing import Checkpointing, Start
+from hpctrain.train.checkpointing import Checkpointing, StartPoint
 from hpctrain.train.divergence import Divergence
 from hpctrain.train.loop import AttemptContext, Loop
 from hpctrain.train.profiling.profiler import Profiler
@@ -278,7 +278,7 @@ def train(
     config: Config,
     world: TrainingWorld,
     attempt: AttemptContext,
-    started: Callable[[Loop], None] = lambda _: None,
+    on_start: Callable[[Loop], None] = lambda _: None,
 ) -> bool:
     """Train one attempt of a run, on this rank; collective.
 
@@ -286,7 +286,7 @@ def train(
         config: of the run.
         world: the ranks.
         attempt: in which it trains.
-        started: called with the loop once the training is resumed, before its first step.
+        on_start: called with the loop once the training is resumed, before its first step.
 
     Returns:
         Whether the run is complete; if not, the ranks stopped, or the run paused, and it is saved if there was time.
@@ -304,7 +304,7 @@ def train(
     earlier = attempt.directory.newest(read_bottleneck) if world.is_rank_zero else None
     flops_per_sample = None if earlier is None else earlier.flops_per_sample
     loop, loader = _resume(training, attempt, flops_per_sample)
-    started(loop)
+    on_start(loop)
     if attempt.hosts is not None:
         log_start(training, attempt.claim, step=loop.step, hosts=attempt.hosts, flops_per_sample=flops_per_sample)
     attempt.times.enter("first_step_s")
@@ -379,14 +379,14 @@ def _refuse_without_evaluation(training: Training) -> None:
     if keep_best:
         raise ConfigError("checkpoint.keep_best", keep_best, why, "set it to 0")
     for rate in (update.learning_rate for update in training.step.updates):
-        if rate.followed is not None:
+        if rate.metric is not None:
             remedy = "choose another schedule, such as cosine"
             raise ConfigError(rate.key, "plateau", why, remedy)
     training.callbacks.require_evaluation(why, warns=training.world.is_rank_zero)
 
 
 def _micro_batches(
-    training: Training, loader: TrainLoader, attempt: AttemptContext, start: Start
+    training: Training, loader: TrainLoader, attempt: AttemptContext, start: StartPoint
 ) -> Generator[MicroBatch, None, None]:
     world = training.world
     directory = attempt.directory

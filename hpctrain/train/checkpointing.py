@@ -28,7 +28,7 @@ from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.gone_checkpoints import copy_records_aside, recorded_step
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.training import Training
-from hpctrain.train.training_state import ABSENT, Weights, training_state
+from hpctrain.train.training_state import ABSENT, WeightsState, training_state
 
 FIRST_AUTO_SAVE_S = 60.0
 """Seconds until the first save with checkpoint.auto: early, because the cost of a save has to be measured."""
@@ -40,7 +40,7 @@ log = logging.getLogger("hpctrain.train")
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartPoint:
     """Start of an attempt: in a new run, or after a checkpoint.
 
     Attributes:
@@ -85,10 +85,10 @@ class Checkpointing:
         self._world = self.training.world
         policy, task = self.training.config.checkpoint, self.training.task
         self._best = Best.configured(policy, task.metric, task.metric_mode, self.directory)
-        self._weights = Weights(self.training)
+        self._weights = WeightsState(self.training)
         self._state = training_state(self.training, self._best, self._weights)
 
-    def resume(self, show: ShowRead | None = None) -> Start:
+    def resume(self, show: ShowRead | None = None) -> StartPoint:
         """Restore the newest intact checkpoint, if there is one; collective.
 
         Args:
@@ -125,10 +125,10 @@ class Checkpointing:
         self.saver.lock_ahead(self._live_state(step, **self._weights.state(), **average))
         if checkpoint is not None and self._world.is_rank_zero:
             self.saver.retain_in_background(checkpoint.step)
-        self._restart_interval()
+        self._schedule_next_save()
         if checkpoint is None:
-            return Start()
-        return Start(step, bool(checkpoint.extra.get("evaluation_due", False)), checkpoint.world_size)
+            return StartPoint()
+        return StartPoint(step, bool(checkpoint.extra.get("evaluation_due", False)), checkpoint.world_size)
 
     def _restore(self, checkpoint: LoadedCheckpoint) -> None:
         saved = checkpoint.states
@@ -188,7 +188,7 @@ class Checkpointing:
             log.warning("no checkpoint of step %d: the one before is still being written", step)
         if not left_out and stop is None:
             self._save(step, evaluation_due=evaluation_due, wait=wait)
-        self._restart_interval()
+        self._schedule_next_save()
         return stop
 
     def _wait_for_earlier(self, step: int) -> Stop | None:
@@ -203,7 +203,7 @@ class Checkpointing:
         return None
 
     def require_constant_buffers(self) -> None:
-        """Refuse buffers that checkpoints can't hold; see `Weights.require_constant_buffers`."""
+        """Refuse buffers that checkpoints can't hold; see `WeightsState.require_constant_buffers`."""
         self._weights.require_constant_buffers()
 
     def _save(self, step: int, *, evaluation_due: bool, wait: bool) -> None:
@@ -242,7 +242,7 @@ class Checkpointing:
         """Whether the run is over after this step."""
         return step == self.training.total_steps or self.training.ending.concluded
 
-    def _restart_interval(self) -> None:
+    def _schedule_next_save(self) -> None:
         """Set the time of the next save; none is due by time on ranks other than zero."""
         policy, saver = self.training.config.checkpoint, self.saver
         interval_s = math.inf if policy.every_min is None else policy.every_min * 60

@@ -457,8 +457,8 @@ def _require_metrics(training: Training, names: list[str], *, is_whole: bool) ->
         if metric is not None and is_refused(metric, key):
             raise ConfigError(key, metric, f"the evaluation returns {returned}", f"name one of these{or_return_it}")
     for rate in (update.learning_rate for update in training.step.updates):
-        if rate.followed is not None and is_refused(rate.followed, rate.key):
-            problem = f"needs the metric {rate.followed}, but the evaluation returns {returned}"
+        if rate.metric is not None and is_refused(rate.metric, rate.key):
+            problem = f"needs the metric {rate.metric}, but the evaluation returns {returned}"
             raise ConfigError(rate.key, "plateau", problem, f"set checkpoint.metric to one of these{or_return_it}")
     # a task that returns no loss, and doesn't say what to rank by, ranks nothing unless the best are kept
     is_judged = policy.metric is None and (policy.keep_best or None in judged.values())

@@ -30,12 +30,12 @@ class LearningRate:
 
     Attributes:
         current: the rate of the last update, for the log.
-        followed: name of the metric of evaluations that the rates follow, without its prefix; None if they follow none.
+        metric: name of the metric of evaluations that the rates follow, without its prefix; None if they follow none.
         key: full name of the key that has them follow it.
         overwrites: whether the rates are the schedule's own, and not multiples of the optimizer's.
     """
 
-    followed: str | None = None
+    metric: str | None = None
     key = "schedule.kind"
     overwrites = False
 
@@ -104,7 +104,7 @@ class PlateauLearningRate(LearningRate):
         warmup, rise = warm_up(schedule, steps_per_epoch)
         super().__init__(optimizer, lambda update: rise(update) * self._reduced, base_lr)
         self._schedule = schedule
-        self.followed = metric
+        self.metric = metric
         self.key = key
         self._sign = 1.0 if mode == "min" else -1.0
         self._warmup = warmup
@@ -125,10 +125,10 @@ class PlateauLearningRate(LearningRate):
         Raises:
             ConfigError: the evaluation doesn't return the metric.
         """
-        policy, metric = self._schedule, f"{EVAL_PREFIX}{self.followed}"
+        policy, metric = self._schedule, f"{EVAL_PREFIX}{self.metric}"
         if metric not in means:
             returned = ", ".join(sorted(name.removeprefix(EVAL_PREFIX) for name in means)) or "nothing"
-            problem = f"needs the metric {self.followed}, but the evaluation returns {returned}"
+            problem = f"needs the metric {self.metric}, but the evaluation returns {returned}"
             raise ConfigError(self.key, "plateau", problem, "set checkpoint.metric to one of these")
         value = means[metric] * self._sign
         # as torch's threshold_mode="rel": a negative best value needs the share added
@@ -149,7 +149,7 @@ class PlateauLearningRate(LearningRate):
                 log.info(
                     "step %d: %s hasn't improved in %s: the learning rate's factor is %g now",
                     step,
-                    self.followed,
+                    self.metric,
                     counted(policy.patience + 1, "evaluation"),
                     self._reduced,
                 )
@@ -158,7 +158,7 @@ class PlateauLearningRate(LearningRate):
         """Return factor, best value and counts."""
         return {
             "kind": "plateau",
-            "metric": (self.followed, self._sign),
+            "metric": (self.metric, self._sign),
             "reduced": self._reduced,
             "best": self._best,
             "num_bad": self._num_bad,
@@ -173,7 +173,7 @@ class PlateauLearningRate(LearningRate):
         self._reduced = state["reduced"]
         self._cooldown = state["cooldown"]
         self._updates = state["updates"]
-        if tuple(state["metric"]) == (self.followed, self._sign):
+        if tuple(state["metric"]) == (self.metric, self._sign):
             self._best = state["best"]
             self._num_bad = state["num_bad"]
 

@@ -18,7 +18,7 @@ from hpctrain.run.config_change import keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
-from hpctrain.train.checkpointing import Checkpointing, Start
+from hpctrain.train.checkpointing import Checkpointing, StartPoint
 from hpctrain.train.divergence import Divergence
 from hpctrain.train.evaluation import check_evaluation
 from hpctrain.train.profiling.profiler import Profiler
@@ -90,7 +90,7 @@ class Loop:
 
     training: Training
     attempt: AttemptContext
-    start_point: Start
+    start_point: StartPoint
     _: KW_ONLY
     profiler: Profiler
     log: TrainingLog
@@ -205,7 +205,7 @@ class Loop:
             if (is_last or step % eval_every == 0) and (stop := self._evaluate()):
                 return self._leave(stop)
             if is_timed:
-                ending.look_at_clock()
+                ending.check_max_time()
             decision = decide(step, save=clock() >= checkpointing.due_at_s, end=ending.requested)
             # after the last step there is nothing to stop: the run is complete once it is saved
             pauses = step >= pause_at and self._pauses()
@@ -243,7 +243,7 @@ class Loop:
         if self.step in (0, self.training.total_steps):
             return False
         if self._ending.is_timed:
-            self._ending.look_at_clock()
+            self._ending.check_max_time()
         return self._ending.agree()
 
     def _end_early(self) -> bool:

@@ -134,20 +134,20 @@ class LossWeights(Stateful):
                 assert weight is not None
                 if self._world.share.is_counted:
                     sums += torch.tensor([weight, planned, micro_batch.num_delivered], dtype=torch.float64)
-                total, rescale = 0.0, 1.0
+                total, gradient_factor = 0.0, 1.0
                 if is_first or micro_batch.is_last:
                     total, total_planned, delivered = self._world.combine_(sums.clone(), "sum").tolist()
                 if is_first:
                     unit = total / total_planned or 1.0
                 if micro_batch.is_last:
                     # the only micro-batch of a step has the right divisor already
-                    rescale = 0.0 if not total else 1.0 if is_first else total_planned * unit / total
+                    gradient_factor = 0.0 if not total else 1.0 if is_first else total_planned * unit / total
                     self.empty_steps += not total
                     self._count(int(total_planned), int(delivered))
                     sums.zero_()
                 divisor = micro_batch.divisor * (planned * unit / weight) if weight else math.inf
                 is_first = micro_batch.is_last
-                yield micro_batch._replace(divisor=divisor, rescale=rescale)
+                yield micro_batch._replace(divisor=divisor, gradient_factor=gradient_factor)
 
     def _count(self, planned: int, delivered: int) -> None:
         """Add to the samples that were seen; warn once if some were left out."""

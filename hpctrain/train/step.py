@@ -97,7 +97,7 @@ class Turn:
         loss: whose gradients are accumulated.
         module: computes the loss, and has the parameters that the turn trains.
         update: of the optimizers that step for this loss.
-        gradients: checks that the parameters get gradients.
+        gradient_check: checks that the parameters get gradients.
         task_state: of the task; None for a task without one.
         every_steps: steps from one turn to the next. So several steps of a critic for each of its generator need no
             data order of their own: a step is one global batch.
@@ -107,7 +107,7 @@ class Turn:
     loss: Loss
     module: TrainedModule
     update: JointUpdate
-    gradients: GradientCheck
+    gradient_check: GradientCheck
     _: KW_ONLY
     task_state: TaskState | None = None
     every_steps: int = 1
@@ -139,11 +139,11 @@ class Turn:
         """
         self.update.begin(step)
         module = self.module
-        rescale = module.replica.accumulate(self, step, micro_batches, module.accumulating, timer)
+        gradient_factor = module.replica.accumulate(self, step, micro_batches, module.accumulating, timer)
         # not after a step in which no micro-batch has a weight: it updates nothing
-        if self.gradients.is_due and rescale:
-            self.gradients.check()
-        updated = self.update(rescale)
+        if self.gradient_check.is_due and gradient_factor:
+            self.gradient_check.check()
+        updated = self.update(gradient_factor)
         if timer is not None:
             timer.mark("optimizer")
         return updated
@@ -156,7 +156,7 @@ class Turn:
             timer: times the parts of this step; None for no timing.
         """
         if micro_batch.weight == 0:
-            self._add_nothing(micro_batch)
+            self._run_empty_pass(micro_batch)
             if timer is not None:
                 timer.mark("backward")
             return
@@ -228,8 +228,8 @@ class Turn:
                     self.loss.meter.add_value(f"{TRAIN_PREFIX}{name}", value, weight)
             if task_log.scalars:
                 task_log.add_to_meter(self.loss.meter, weight, scalars)
-        if loss.grad_fn is None and self.gradients.is_awaited:
-            loss = self.gradients.complete_constant(loss, model)
+        if loss.grad_fn is None and self.gradient_check.is_awaited:
+            loss = self.gradient_check.complete_constant(loss, model)
         return loss
 
     def compute_unlogged(self, call: Callable[..., Any], micro_batch: MicroBatch) -> Tensor:
@@ -256,8 +256,8 @@ class Turn:
         Raises:
             TaskError: the loss depends on none of the trained parameters, or misses some for which other ranks wait.
         """
-        gradients = self.gradients
-        backward = gradients.backward if micro_batch.is_last and gradients.is_awaited else self.update.backward
+        check = self.gradient_check
+        backward = check.backward if micro_batch.is_last and check.is_awaited else self.update.backward
         try:
             backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
         except RuntimeError:
@@ -267,14 +267,14 @@ class Turn:
     def try_out(self, micro_batch: MicroBatch) -> None:
         """Compute the gradients of a micro-batch in a pass that belongs to no step, without loss scale; collective."""
         if micro_batch.weight == 0:
-            self._add_nothing(micro_batch)
+            self._run_empty_pass(micro_batch)
         else:
             loss = self.compute_unlogged(self.module.loss_module, micro_batch)
             self._require_dependence(loss)
             with self.loss.task_log.discarding():
                 torch.autograd.backward(loss)
-        if self.gradients.is_due:
-            self.gradients.check()
+        if self.gradient_check.is_due:
+            self.gradient_check.check()
 
     def _require_dependence(self, loss: Tensor) -> None:
         if loss.requires_grad:
@@ -293,7 +293,7 @@ class Turn:
         weight = micro_batch.num_samples if micro_batch.weight is None else micro_batch.weight
         task_log.add_to_meter(self.loss.meter, weight, self._checked_names)
 
-    def _add_nothing(self, micro_batch: MicroBatch) -> None:
+    def _run_empty_pass(self, micro_batch: MicroBatch) -> None:
         """Take part in the collectives of a pass, with a micro-batch of weight 0.
 
         The task's loss is computed only if the model exchanges something with other ranks.
@@ -377,7 +377,7 @@ class TrainStep:
     _next_change: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._only = self.turns[0] if len(self.turns) == 1 else None
+        self._single_turn = self.turns[0] if len(self.turns) == 1 else None
 
     @property
     def updates(self) -> list[Update]:
@@ -409,7 +409,7 @@ class TrainStep:
     def prepare(self, step: int) -> None:
         """Build the replicas for a training that starts after ``step`` steps, in their final layout; collective."""
         self.build_replicas(step)
-        self._settle(self.turns)
+        self._fix_layouts(self.turns)
 
     def build_replicas(self, step: int) -> list[Turn]:
         """Build the replicas for the parameters that are trained from step ``step`` on; collective.
@@ -427,7 +427,7 @@ class TrainStep:
                 parameter.requires_grad = False
             if turn.module.prepare(step):
                 built.append(turn)
-        self.turns[-1].module.require_gradients(self._only is not None)
+        self.turns[-1].module.require_gradients(self._single_turn is not None)
         changes = [turn.module.next_change(step) for turn in self.turns]
         self._next_change = min((change for change in changes if change is not None), default=None)
         return built
@@ -437,12 +437,12 @@ class TrainStep:
         for module in (turn.module for turn in built if self.world.is_rank_zero):
             size = f"{sum(map(torch.numel, module.added)):,} parameters in {counted(len(module.added), 'tensor')}"
             log.info("after step %d: unfroze %s: %s", step, size, listed(module.names_of(module.added), max_names=4))
-        self._settle(built)
+        self._fix_layouts(built)
 
-    def _settle(self, turns: Sequence[Turn]) -> None:
+    def _fix_layouts(self, turns: Sequence[Turn]) -> None:
         """Have the replicas of these turns reach their final layout; collective."""
         for turn in turns:
-            turn.gradients.restart()
+            turn.gradient_check.restart()
             with turn.module.gradients_required():
                 turn.module.replica.fix_layout(turn.module.loss_module, partial(self._throwaway_pass, turn))
 
@@ -462,8 +462,8 @@ class TrainStep:
             self._unfreeze(step)
         if timer is not None:
             timer.begin()
-        only = self._only
-        updated = self._take_turns(step, micro_batches, timer) if only is None else only(step, micro_batches, timer)
+        take = self._take_turns if self._single_turn is None else self._single_turn
+        updated = take(step, micro_batches, timer)
         if updated and self.ema is not None:
             self.ema.update()
 

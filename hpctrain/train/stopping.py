@@ -68,12 +68,12 @@ class Stopping:
         reason = self._termination.reason
         return Reason.INTERRUPTED if reason in (None, Reason.NODE_FAILURE) else reason
 
-    def begin(self, stop: Stop, save_takes_s: float) -> bool:
+    def begin(self, stop: Stop, save_duration_s: float) -> bool:
         """Find the cause, before the save; collective.
 
         Args:
             stop: as the ranks agreed upon it.
-            save_takes_s: seconds until a save would be durable, as rank zero expects; 0 before the first one.
+            save_duration_s: seconds until a save would be durable, as rank zero expects; 0 before the first one.
 
         Returns:
             Whether there is time for a save.
@@ -89,11 +89,11 @@ class Stopping:
         if self.world.is_rank_zero:
             self._termination = self._diagnose(stop.signal)
             left_s = None if self._termination.deadline is None else self._termination.deadline - time.time()
-            fits = left_s is None or left_s > save_takes_s * SAFETY
+            fits = left_s is None or left_s > save_duration_s * SAFETY
             reason = self._termination.reason
             log.info("stopping: %s", ": ".join(filter(None, [reason and reason.value, self._termination.logged])))
             if not fits:
-                log.warning("skipping the save: %.1f s are left, and it may take %.1f s", left_s, save_takes_s)
+                log.warning("skipping the save: %.1f s are left, and it may take %.1f s", left_s, save_duration_s)
         record, fits = self.world.broadcast((self._termination.as_json(), fits))
         self._termination = Termination.from_json(record)
         return bool(fits)
@@ -129,7 +129,7 @@ class Stopping:
             return diagnose(received, None, restarts=restarts, now=time.time())
 
 
-class Ending(Stateful):
+class EarlyEnd(Stateful):
     """The decision to end a run before its last step. Rank zero makes it, and the other ranks follow.
 
     After an evaluation they agree at once; from other hooks as on stops, within about a second, since an agreement
@@ -190,7 +190,7 @@ class Ending(Stateful):
             self.reason = f"{callback}: {' '.join(reason.split())}"
             self._by_callback = True
 
-    def look_at_clock(self) -> None:
+    def check_max_time(self) -> None:
         """Ask for the end of the run if its training time is over; only where `is_timed`."""
         if not self.requested and self.trained_s >= self._max_time_s:
             self.requested = True

@@ -33,7 +33,7 @@ from hpctrain.train.model_memory import ModelMemory, model_memory
 from hpctrain.train.optimizers import BuiltOptimizer, build_optimizers
 from hpctrain.train.rank_comparison import RankComparison
 from hpctrain.train.step import TrainStep
-from hpctrain.train.stopping import Ending
+from hpctrain.train.stopping import EarlyEnd
 from hpctrain.train.task_log import AttachedLog, attach, build_meter
 from hpctrain.train.task_metrics import build_metrics
 from hpctrain.train.task_state import TaskState
@@ -120,7 +120,7 @@ def build(
         meter=meter,
         step=step,
         ema=step.ema,
-        ending=Ending(config, world),
+        ending=EarlyEnd(config, world),
         callbacks=callbacks,
         eval_data=eval_data,
         evaluation=evaluation,
@@ -164,7 +164,7 @@ class Training:
     meter: Meter
     step: TrainStep
     ema: Ema | None
-    ending: Ending
+    ending: EarlyEnd
     callbacks: Callbacks
     eval_data: Dataset[Any] | None
     evaluation: Evaluation | None

@@ -22,7 +22,7 @@ from hpctrain.metrics.tensorboard import TensorBoardSink, hyperparameters
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.times import Times
 from hpctrain.status.metrics import read_metrics
-from hpctrain.train.checkpointing import Start
+from hpctrain.train.checkpointing import StartPoint
 from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.training import Training
 
@@ -40,7 +40,7 @@ class TrainingLog:
         show_step: to be called after each step; None unless a bar shows the progress.
     """
 
-    def __init__(self, training: Training, start: Start, profiler: Profiler, times: Times) -> None:
+    def __init__(self, training: Training, start: StartPoint, profiler: Profiler, times: Times) -> None:
         self.show_step: Callable[[int], None] | None = None
         self._training = training
         self._start = start

@@ -30,7 +30,7 @@ ABSENT: Mapping[str, Any] = {"ema": {}, "best": {}}
 log = logging.getLogger("hpctrain.train")
 
 
-def training_state(training: Training, best: Best | None, weights: Weights) -> tuple[Stateful, ...]:
+def training_state(training: Training, best: Best | None, weights: WeightsState) -> tuple[Stateful, ...]:
     """List all state that determines the rest of a run between two steps, in the order in which it is restored.
 
     This is the only list of them: a part that saving or resuming left out would be lost without an error. Its order is
@@ -48,7 +48,7 @@ def training_state(training: Training, best: Best | None, weights: Weights) -> t
         PositionState(training),
         weights,
         # after the optimizers, whose rates they set
-        Updates(training.step),
+        UpdatesState(training.step),
         MeterState(training.meter, world),
         *(() if training.ema is None else (training.ema,)),
         *(() if best is None else (best,)),
@@ -108,7 +108,7 @@ class PositionState(Stateful):
             )
 
 
-class Weights(Stateful):
+class WeightsState(Stateful):
     """The model, the optimizers over its parameters, and the loss scales.
 
     `state` returns these objects themselves; the save copies their tensors, into memory that is kept from save to save,
@@ -139,9 +139,11 @@ class Weights(Stateful):
         Raises:
             CheckpointError: the model or an optimizer differs from what was saved.
         """
-        step, now = self._training.step, self._training.config.optimizer
-        optimizers, before = _optimizers_of(step), saved.get("optimizer", {})
-        changed = {name: _changed(_options(before, name), _options(now, name)) for name in optimizers}
+        step, current_options = self._training.step, self._training.config.optimizer
+        optimizers, saved_options = _optimizers_of(step), saved.get("optimizer", {})
+        changed = {
+            name: _changed(_options(saved_options, name), _options(current_options, name)) for name in optimizers
+        }
         restore_weights(saved, self._training.module, optimizers, _scalers_of(step), changed=changed)
         for update in step.updates:
             drop_absent_states(update.optimizer)
@@ -191,7 +193,7 @@ class MeterState(Stateful):
         self._meter.load_state(saved.get("meter", {}), rank=self._world.rank, own_state=own_sums)
 
 
-class Updates(Stateful):
+class UpdatesState(Stateful):
     """The schedules of the optimizers, and the numbers of skipped updates; of several optimizers by name.
 
     Args:
@@ -248,9 +250,9 @@ def _options(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {**shared, **node.get("named", {}).get(name, {})}
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+def _changed(saved_options: Mapping[str, Any], current_options: Mapping[str, Any]) -> set[str]:
     """Return the options of an optimizer whose values differ from those of the checkpoint."""
-    changed = {key for key in (*before, *now) if before.get(key) != now.get(key)}
+    changed = {key for key in (*saved_options, *current_options) if saved_options.get(key) != current_options.get(key)}
     # an option of a group replaces the optimizer's own there, and both are in the checkpoint
-    groups = [entry for node in (before, now) for entry in node.get("groups") or ()]
+    groups = [entry for node in (saved_options, current_options) for entry in node.get("groups") or ()]
     return changed.union(*groups) if "groups" in changed else changed

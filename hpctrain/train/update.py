@@ -28,26 +28,26 @@ class Clipping:
     """Clips gradients by their total norm, then by value, without waiting for the device.
 
     Attributes:
-        norm: the bound of the norm; None for no bound.
-        value: the bound of each element; None for no bound.
-        measures: whether the norm is logged without a bound.
+        max_norm: the bound of the norm; None for no bound.
+        max_value: the bound of each element; None for no bound.
+        logs_norm: whether the norm is logged without a bound.
         parameters: whose gradients are clipped.
         replica: which has the parameters.
     """
 
-    norm: float | None
-    value: float | None
-    measures: bool
+    max_norm: float | None
+    max_value: float | None
+    logs_norm: bool
     parameters: Sequence[Tensor]
     replica: Replica
 
     @classmethod
     def configured(cls, trainer: Trainer, optimizer: torch.optim.Optimizer, replica: Replica) -> Clipping | None:
         """Make the clipping; None if gradients are neither clipped nor measured."""
-        norm, value, measures = trainer.clip_grad_norm, trainer.clip_grad_value, trainer.log_grad_norm
-        if norm is None and value is None and not measures:
+        max_norm, max_value, logs_norm = trainer.clip_grad_norm, trainer.clip_grad_value, trainer.log_grad_norm
+        if max_norm is None and max_value is None and not logs_norm:
             return None
-        return cls(norm, value, measures, parameters_of(optimizer), replica)
+        return cls(max_norm, max_value, logs_norm, parameters_of(optimizer), replica)
 
     def __call__(self) -> Tensor | None:
         """Clip the gradients.
@@ -56,10 +56,10 @@ class Clipping:
             Their 2-norm before clipping, 0-d; None if it is neither bounded nor logged.
         """
         norm = None
-        if self.norm is not None or self.measures:
-            norm = self.replica.clip(self.parameters, self.norm)
-        if self.value is not None:
-            nn.utils.clip_grad_value_(self.parameters, self.value)
+        if self.max_norm is not None or self.logs_norm:
+            norm = self.replica.clip(self.parameters, self.max_norm)
+        if self.max_value is not None:
+            nn.utils.clip_grad_value_(self.parameters, self.max_value)
         return norm
 
 
@@ -224,11 +224,11 @@ class JointUpdate:
             # skipped updates don't advance the schedule
             update.learning_rate.begin(step - update.num_skipped * update.every_steps)
 
-    def __call__(self, rescale: float = 1.0) -> bool:
+    def __call__(self, gradient_factor: float = 1.0) -> bool:
         """Update the weights from the accumulated gradients, after the last backward pass, and clear the gradients.
 
         Args:
-            rescale: factor of the gradients; with 0, nothing is updated.
+            gradient_factor: factor of the gradients; with 0, nothing is updated.
 
         Returns:
             Whether weights were updated; ranks skip the same updates.
@@ -236,13 +236,13 @@ class JointUpdate:
         if self.master is not None:
             self.master.end_step()
             self.master.collect_gradients()
-        if not rescale:
+        if not gradient_factor:
             # weights, momentum and moving averages don't change; the schedule counts the step
             for update in self.updates:
                 update.optimizer.zero_grad(set_to_none=True)
             return False
-        if rescale != 1.0:
-            self._rescale(rescale)
+        if gradient_factor != 1.0:
+            self._rescale(gradient_factor)
         if self.after_backward is not None:
             self.after_backward(self)
         updated = True

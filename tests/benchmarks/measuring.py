@@ -45,7 +45,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
 from hpctrain.tasks.task import Task
-from hpctrain.train.checkpointing import Start
+from hpctrain.train.checkpointing import StartPoint
 from hpctrain.train.divergence import Divergence
 from hpctrain.train.loop import AttemptContext, Loop
 from hpctrain.train.profiling import profiler, sampler
@@ -128,7 +128,7 @@ class Side:
 
     def run(self, steps: int) -> tuple[float, float]:
         """Microseconds of wall time and of CPU time per step."""
-        start = Start(self.step)
+        start = StartPoint(self.step)
         self.config.trainer.max_steps = self.step + steps
         log = TrainingLog(self.training, start, self.profiler, self.times)
         log._sinks = self.sinks

@@ -125,7 +125,7 @@ class PipelineReplica(FsdpReplica):
             timer.mark("data")
         keys = [self._shapes_of(micro_batch.batch) for micro_batch in step_batches]
         self._compute_step(passes.begin_parts(step_batches, timer), keys, first)
-        return step_batches[-1].rescale
+        return step_batches[-1].gradient_factor
 
     def _compute_step(self, work: PartPasses, keys: Sequence[Hashable], first_number: int) -> None:
         """Compute the gradients of one step.

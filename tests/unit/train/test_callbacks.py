@@ -299,23 +299,23 @@ def test_time_ends_a_run_over_its_attempts(attempt, directory):
 
 
 def test_training_time_is_that_of_the_checkpoints(lone_world, compose_small):
-    from hpctrain.train.stopping import Ending
+    from hpctrain.train.stopping import EarlyEnd
 
     now = [0.0]
     config = compose_small("trainer.max_time_min=1")
-    first = Ending(config, lone_world, clock=lambda: now[0])
+    first = EarlyEnd(config, lone_world, clock=lambda: now[0])
     first.begin()
     now[0] = 40.0
     saved = first.state()
     now[0] = 55.0  # lost with the attempt
-    second = Ending(config, lone_world, clock=lambda: now[0])
+    second = EarlyEnd(config, lone_world, clock=lambda: now[0])
     second.load_state(saved)
     second.begin()
     now[0] = 70.0
-    second.look_at_clock()
+    second.check_max_time()
     assert not second.requested
     now[0] = 75.0
-    second.look_at_clock()
+    second.check_max_time()
     assert second.agree()
 
 

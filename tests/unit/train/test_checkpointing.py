@@ -17,7 +17,7 @@ from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.evaluation import Score
 from hpctrain.run.ledger import Claim, Ledger
-from hpctrain.train.checkpointing import FIRST_AUTO_SAVE_S, Checkpointing, Start
+from hpctrain.train.checkpointing import FIRST_AUTO_SAVE_S, Checkpointing, StartPoint
 from hpctrain.train.training import build
 from tests.unit.train.small_task import Small
 
@@ -50,7 +50,7 @@ def saved(directory):
 
 def test_a_new_run_starts_at_step_zero(checkpointing_of):
     checkpointing, _ = checkpointing_of()
-    assert checkpointing.resume() == Start(0, evaluation_due=False)
+    assert checkpointing.resume() == StartPoint(0, evaluation_due=False)
 
 
 def test_checkpoints_that_vanish_while_the_attempt_starts_are_an_error(checkpointing_of):
@@ -68,7 +68,7 @@ def test_a_resume_restores_weights_counters_and_the_random_state(checkpointing_o
     checkpointing.save(6, evaluation_due=True, wait=True)
     expected = torch.rand(3)
     again, others = checkpointing_of("trainer.ema_decay=0.5", "seed=9")
-    assert again.resume() == Start(6, evaluation_due=True, resumed_world_size=1)
+    assert again.resume() == StartPoint(6, evaluation_due=True, resumed_world_size=1)
     assert torch.equal(torch.rand(3), expected)
     assert others.step.updates[0].num_skipped == 3
     assert all(torch.equal(value, weights[name]) for name, value in others.module.state_dict().items())

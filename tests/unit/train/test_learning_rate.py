@@ -373,7 +373,7 @@ def test_a_plateau_needs_a_metric_with_a_mode():
 def test_only_some_schedules_follow_updates_and_evaluations():
     assert TorchLearningRate.after_update is not LearningRate.after_update
     assert PlateauLearningRate.after_update is LearningRate.after_update
-    assert (plateaued().rate.followed, LearningRate.followed) == ("loss", None)
+    assert (plateaued().rate.metric, LearningRate.metric) == ("loss", None)
 
 
 def test_the_keys_of_a_nested_schedule_are_checked():

@@ -147,8 +147,8 @@ def test_divisors_and_rescaling_are_those_of_the_weighted_mean(lone_world):
     found = list(weights.of_steps(of_steps(weights, shares)))
     assert weights.samples_seen == 20 + 8 + 16 + 16 + 5
     factors = [1 / each.divisor for each in found]
-    assert [each.rescale for each in found] == [1.0, 1.0, pytest.approx(20 * 12.5 / 107), 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
-    assert [factor * found[2].rescale for factor in factors[:3]] == pytest.approx([100 / 107, 0, 7 / 107])
+    assert [each.gradient_factor for each in found] == [1, 1, pytest.approx(20 * 12.5 / 107), 1, 1, 0, 1, 1, 1]
+    assert [factor * found[2].gradient_factor for factor in factors[:3]] == pytest.approx([100 / 107, 0, 7 / 107])
     # of a single micro-batch, and of the planned numbers of samples: the plan's own
     assert [each.divisor for each in found[3:]] == [1.0, math.inf, math.inf, 2.0, 2.0, 1.0]
 

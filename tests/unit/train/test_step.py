@@ -726,7 +726,7 @@ def test_a_constant_loss_gives_gradients_of_zero_where_other_ranks_wait(shared, 
 
 def weighted(bench, *weights):
     for weight, micro_batch in zip(weights, bench.micro_batches(*[4] * len(weights)), strict=True):
-        yield micro_batch._replace(weight=weight, rescale=float(any(weights)))
+        yield micro_batch._replace(weight=weight, gradient_factor=float(any(weights)))
 
 
 @pytest.mark.parametrize("averaged", [False, True])
@@ -793,7 +793,7 @@ def test_a_torch_without_the_check_of_ddp_trains(shared, monkeypatch, error):
     ddp, reducer = bench.turn.module.ddp, OtherReducer(*error)
     with monkeypatch.context() as patch:
         patch.setattr(ddp, "reducer", reducer)
-        bench.turn.gradients.restart()
+        bench.turn.gradient_check.restart()
     assert two_steps(bench, 4).tolist() == [0.0] * 15
     assert reducer.calls == len(error)
 

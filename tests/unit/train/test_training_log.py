@@ -14,7 +14,7 @@ from hpctrain.data.plan import BatchPlan
 from hpctrain.data.workers import Workers
 from hpctrain.files import read_json_lines
 from hpctrain.metrics.sink import JsonLinesSink
-from hpctrain.train.checkpointing import Start
+from hpctrain.train.checkpointing import StartPoint
 from hpctrain.train.training import build
 from hpctrain.train.training_log import TrainingLog, cut_sample_logs, log_samples
 from tests.support.full_disk import full_disk
@@ -94,7 +94,7 @@ def test_opening_the_sinks_does_not_count_for_the_throughput(compose_small, lone
     monkeypatch.setattr("hpctrain.train.training_log.JsonLinesSink", Slow)
     training = build(compose_small(), lone_world)
     times = SimpleNamespace(training_s=lambda: clock.training_s, record=lambda step: None)
-    log = TrainingLog(training, Start(), Idle(), times)
+    log = TrainingLog(training, StartPoint(), Idle(), times)
     with log.opened(directory, None, None):
         clock.training_s += 2.0
         values = log.training(3)

@@ -6,7 +6,7 @@ from hpctrain.checkpoint.compare_saves import compare_saves
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.train.training import build
-from hpctrain.train.training_state import Weights, training_state
+from hpctrain.train.training_state import WeightsState, training_state
 from tests.unit.train.small_task import Small
 
 KEYS = {
@@ -30,7 +30,7 @@ class Clicks(Stateful):
 
 def test_each_key_is_that_of_one_part(compose_small, lone_world):
     training = build(compose_small("trainer.ema_decay=0.5"), lone_world)
-    states = [each.state() for each in training_state(training, None, Weights(training))]
+    states = [each.state() for each in training_state(training, None, WeightsState(training))]
     assert set(Counter(key for state in states for key in state).values()) == {1}
 
 
