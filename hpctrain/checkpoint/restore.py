@@ -32,7 +32,7 @@ def restore_weights(
     optimizers: Mapping[str, torch.optim.Optimizer] | None = None,
     scalers: Mapping[str, torch.amp.GradScaler] | None = None,
     *,
-    changed: Mapping[str, Collection[str]] | None = None,
+    changed_options: Mapping[str, Collection[str]] | None = None,
 ) -> None:
     """Restore model, optimizers and scalers; not collective.
 
@@ -42,7 +42,7 @@ def restore_weights(
             dtype training had changed.
         optimizers: over the model's parameters, by name; the name of a single one is ''. None leaves them out.
         scalers: by name, too; one of which no state was saved starts afresh, with a warning.
-        changed: options of the optimizers that keep their current value, by name; see `restore_optimizer`.
+        changed_options: options of the optimizers that keep their current value, by name; see `restore_optimizer`.
 
     Raises:
         CheckpointError: names, shapes, dtypes or options differ; the message starts with the path and lists them.
@@ -50,7 +50,7 @@ def restore_weights(
     try:
         restore_model(model, saved["model"], saved.get(CHANGED_BUFFERS, ()))
         if optimizers is not None:
-            _restore_optimizers(saved, model, optimizers, changed or {})
+            _restore_optimizers(saved, model, optimizers, changed_options or {})
     except CheckpointError as error:
         raise CheckpointError(f"{saved['path']}: {error}") from error
     if scalers:
@@ -61,7 +61,7 @@ def _restore_optimizers(
     saved: Mapping[str, Any],
     model: nn.Module,
     optimizers: Mapping[str, torch.optim.Optimizer],
-    changed: Mapping[str, Collection[str]],
+    changed_options: Mapping[str, Collection[str]],
 ) -> None:
     states, saved_names = saved["optimizers"], saved["parameters"]
     if NAMED in states and "param_groups" not in states:
@@ -83,7 +83,7 @@ def _restore_optimizers(
                 states[name],
                 names=parameter_names(names, optimizer),
                 saved_names=saved_names[name],
-                changed=changed.get(name, ()),
+                changed_options=changed_options.get(name, ()),
             )
         except CheckpointError as error:
             raise CheckpointError(f"optimizer {name}: {error}" if name else str(error)) from error
@@ -104,30 +104,32 @@ def _restore_scalers(saved: Mapping[str, Any], scalers: Mapping[str, torch.amp.G
             log.warning("%s holds no state of a gradient scaler%s: the scale starts afresh", saved["path"], of_loss)
 
 
-def restore_model(model: nn.Module, saved: Mapping[str, Any], changed: Collection[str] = ()) -> None:
+def restore_model(model: nn.Module, saved: Mapping[str, Any], changed_buffers: Collection[str] = ()) -> None:
     """Copy the saved tensors into the model, on any device; nothing is copied unless everything fits.
 
     Args:
         model: with or without wrappers.
         saved: plain name -> tensor; buffers are included.
-        changed: buffers whose shape or dtype training had changed, or which it had added or removed: the model gets
-            them as they were saved.
+        changed_buffers: buffers whose shape or dtype training had changed, or which it had added or removed: the model
+            gets them as they were saved.
 
     Raises:
         CheckpointError: names, shapes or dtypes differ.
     """
     plain = PlainNames(model)
-    here = model.state_dict()
-    live_names = {plain(name): name for name in here}
-    owners = _replaceable_buffers(model, changed, saved) if changed else {}
+    model_state = model.state_dict()
+    live_names = {plain(name): name for name in model_state}
+    owners = _replaceable_buffers(model, changed_buffers, saved) if changed_buffers else {}
     problems = describe_difference("only in the checkpoint", saved.keys() - live_names.keys() - owners.keys())
     problems += describe_difference("only in the model", live_names.keys() - saved.keys() - owners.keys())
-    shared = [(name, saved[name], here[live_name]) for name, live_name in live_names.items() if name in saved]
+    common_tensors = [
+        (name, saved[name], model_state[live_name]) for name, live_name in live_names.items() if name in saved
+    ]
     problems += describe_difference(
         "not alike",
         (
             f"{name} ({_dtype_and_shape(saved_value)} saved, {_dtype_and_shape(value)} here)"
-            for name, saved_value, value in shared
+            for name, saved_value, value in common_tensors
             if _dtype_and_shape(saved_value) != _dtype_and_shape(value) and name not in owners
         ),
     )
@@ -142,9 +144,9 @@ def restore_model(model: nn.Module, saved: Mapping[str, Any], changed: Collectio
         return
     if any(
         isinstance(saved_value, StoredTensor) or (isinstance(value, Tensor) and is_dtensor(value))
-        for _, saved_value, value in shared
+        for _, saved_value, value in common_tensors
     ):
-        _copy_parts(model, {live_name: saved[name] for name, live_name in live_names.items()}, here)
+        _copy_parts(model, {live_name: saved[name] for name, live_name in live_names.items()}, model_state)
         return
     state = OrderedDict((live_name, saved[name]) for name, live_name in live_names.items())
     if (versions := getattr(saved, "_metadata", None)) is not None:
@@ -154,13 +156,13 @@ def restore_model(model: nn.Module, saved: Mapping[str, Any], changed: Collectio
 
 
 def _replaceable_buffers(
-    model: nn.Module, changed: Collection[str], saved: Mapping[str, Any]
+    model: nn.Module, changed_buffers: Collection[str], saved: Mapping[str, Any]
 ) -> dict[str, tuple[nn.Module, str]]:
     """Return the module of each buffer that can be replaced by the saved one or removed, and its name there."""
     plain = PlainNames(model)
     modules = {plain(path): module for path, module in model.named_modules(remove_duplicate=False)}
     owners = {}
-    for name in changed:
+    for name in changed_buffers:
         path, _, attribute = name.rpartition(".")
         module = modules.get(path)
         if module is not None and (attribute in module._buffers or (name in saved and not hasattr(module, attribute))):
@@ -223,7 +225,7 @@ def restore_optimizer(
     *,
     names: Sequence[Sequence[str]],
     saved_names: Sequence[Sequence[str]],
-    changed: Collection[str] = (),
+    changed_options: Collection[str] = (),
 ) -> None:
     """Restore the optimizer's saved state and groups, learning rates included, bit for bit.
 
@@ -235,7 +237,7 @@ def restore_optimizer(
         saved: its state dict.
         names: `parameter_names` of this optimizer.
         saved_names: `parameter_names` of the saved optimizer.
-        changed: options that keep their current value; `_target_` among them means that the class has changed.
+        changed_options: options that keep their current value; `_target_` among them means that the class has changed.
 
     Raises:
         CheckpointError: parameters or groups differ, or another class doesn't have the options.
@@ -243,7 +245,7 @@ def restore_optimizer(
     # not strict: `_other_parameters` describes the difference in a sentence
     groups = list(zip(saved["param_groups"], optimizer.param_groups, strict=False))
     problems = _other_parameters(saved_names, names)
-    if "_target_" in changed:
+    if "_target_" in changed_options:
         unknown = {option for old, new in groups for option in old.keys() - new.keys()} - {_INITIAL_LR}
         problems = describe_difference("options that this optimizer doesn't have", unknown) + problems
     if problems:
@@ -253,7 +255,9 @@ def restore_optimizer(
         )
     saved = _as_parts(optimizer, saved)
     # pass the groups with the state: torch places the step count on the device that the group's options require
-    optimizer.load_state_dict({**saved, "param_groups": [_merge_group(old, new, changed) for old, new in groups]})
+    optimizer.load_state_dict(
+        {**saved, "param_groups": [_merge_group(old, new, changed_options) for old, new in groups]}
+    )
     _unmap_state(optimizer, saved)
 
 
@@ -298,8 +302,8 @@ def _unmap_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> 
         optimizer.state[key] = _unmapped(optimizer.state[key], saved["state"][key], memory, None)
 
 
-def _merge_group(saved: Mapping[str, Any], here: Mapping[str, Any], changed: Collection[str]) -> dict[str, Any]:
-    current = {option: here[option] for option in (*changed, _INITIAL_LR) if option in here}
+def _merge_group(saved: Mapping[str, Any], here: Mapping[str, Any], changed_options: Collection[str]) -> dict[str, Any]:
+    current = {option: here[option] for option in (*changed_options, _INITIAL_LR) if option in here}
     on_device = {
         name: value.to(here[name].device)
         for name, value in saved.items()

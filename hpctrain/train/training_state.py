@@ -144,7 +144,7 @@ class WeightsState(Stateful):
         changed = {
             name: _changed(_options(saved_options, name), _options(current_options, name)) for name in optimizers
         }
-        restore_weights(saved, self._training.module, optimizers, _scalers_of(step), changed=changed)
+        restore_weights(saved, self._training.module, optimizers, _scalers_of(step), changed_options=changed)
         for update in step.updates:
             drop_absent_states(update.optimizer)
 

@@ -20,7 +20,7 @@ def restore_optimizer(optimizer, snapshot, model, changed=()):
         snapshot.optimizer,
         names=parameter_names(names_by_id(model), optimizer),
         saved_names=snapshot.state["parameters"],
-        changed=changed,
+        changed_options=changed,
     )
 
 
