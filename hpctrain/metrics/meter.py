@@ -9,7 +9,7 @@ from torch import Tensor
 
 Reduce = Callable[[Tensor], Tensor]
 """A function that sums a float64 tensor over all ranks, in place or not, and returns the sum; collective."""
-Union = Callable[[Sequence[str]], Sequence[str]]
+GatherNames = Callable[[Sequence[str]], Sequence[str]]
 """A function that returns the names of all ranks, in the same order on each; collective."""
 Totals = dict[str, tuple[float, float]]
 """Sum and count by name."""
@@ -25,9 +25,9 @@ class Meter:
         device: the device of the values and of the reduction.
         reduce: sums a 1-d float64 tensor on ``device`` over all ranks; None for a world of one.
         names: metrics that are in every result, even without samples.
-        union: exchanges names. Each reduction then counts the names that are new to a rank, and only if there are any,
-            the ranks exchange them. Without it, each rank must have the same names in every reduction: it adds samples
-            to them, or calls `expect`.
+        gather_names: exchanges names. Each reduction then counts the names that are new to a rank, and only if there
+            are any, the ranks exchange them. Without it, each rank must have the same names in every reduction: it adds
+            samples to them, or calls `expect`.
         sums_on_device: None: yes for every device but the CPU.
     """
 
@@ -37,12 +37,12 @@ class Meter:
         reduce: Reduce | None = None,
         names: Iterable[str] = (),
         *,
-        union: Union | None = None,
+        gather_names: GatherNames | None = None,
         sums_on_device: bool | None = None,
     ) -> None:
         self._device = device
         self._reduce = reduce
-        self._union = None if reduce is None else union
+        self._gather_names = None if reduce is None else gather_names
         self._names = tuple(names)
         # on a CPU, `item` costs less than any tensor operation, and doesn't stall a device
         self._on_host = device.type == "cpu" if sums_on_device is None else not sums_on_device
@@ -122,12 +122,12 @@ class Meter:
         Metrics that this rank has seen before are included, even without a sample since the last reset.
         """
         new = sorted(self._sums.keys() - self._reduced_names)
-        if self._union is None:
+        if self._gather_names is None:
             self._reduced_names = sorted({*self._reduced_names, *new})
             return self._totals(self._reduced_names)
         totals = self._totals(self._reduced_names, extra=float(len(new)))
         if totals.pop("", (0.0, 0.0))[0]:
-            unknown = [name for name in self._union(new) if name not in self._reduced_names]
+            unknown = [name for name in self._gather_names(new) if name not in self._reduced_names]
             totals |= self._totals(unknown)
             self._reduced_names = sorted(totals)
         return {name: totals[name] for name in self._reduced_names}

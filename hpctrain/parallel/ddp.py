@@ -48,7 +48,7 @@ class DataParallelReplica(Replica):
         super().__init__(model)
         self._devices = list(world.devices)
 
-    def for_loss(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
+    def build_loss_module(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
         """See `Replica`."""
         return LossModule(AutocastDataParallel(model, device_ids=self._devices))
 
@@ -56,7 +56,7 @@ class DataParallelReplica(Replica):
 class DdpReplica(Replica):
     """A replica whose gradients DDP averages over all ranks. A model on several devices of this rank is one replica.
 
-    `for_loss` wraps the loss in DDP, whose backward pass averages; `accumulating` is DDP's `no_sync`.
+    `build_loss_module` wraps the loss in DDP, whose backward pass averages; `accumulating` is DDP's `no_sync`.
 
     Args:
         model: see `Replica`.
@@ -69,7 +69,7 @@ class DdpReplica(Replica):
         self._world = world
         self._parallel = parallel
 
-    def for_loss(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
+    def build_loss_module(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
         """See `Replica`; also sends rank zero's weights and buffers to all."""
         if isinstance(before, DistributedDataParallel):
             # its hooks on the parameters, so that another one can be built over them

@@ -25,7 +25,7 @@ from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.blocks import find_blocks
 from hpctrain.parallel.local_part import local_part, local_parts
 from hpctrain.parallel.mesh import Mesh, TrainingWorld
-from hpctrain.parallel.replica import Accumulating, CountsOnce, LossModule, Replica
+from hpctrain.parallel.replica import Accumulating, EvaluationContext, LossModule, Replica
 from hpctrain.parallel.sharded_tensor import sizes_along
 from hpctrain.phrases import counted, listed
 
@@ -173,7 +173,7 @@ class FsdpReplica(Replica):
         self.is_mixed = self.divides_results or shape.pipeline > 1
         self.num_ranks = shape.replica_size
 
-    def for_loss(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
+    def build_loss_module(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
         """See `Replica`; the same for all losses."""
         return self._root
 
@@ -202,7 +202,7 @@ class FsdpReplica(Replica):
             parameter.grad = None
 
     def evaluate(
-        self, prepare: Callable[[], Callable[[nn.Module], Any]], batch: Any, number: int, counts_once: CountsOnce
+        self, prepare: Callable[[], Callable[[nn.Module], Any]], batch: Any, number: int, context: EvaluationContext
     ) -> Any:
         """See `Replica`."""
         return self._root(prepare())

@@ -130,8 +130,8 @@ class PartPasses(Protocol):
         """
 
 
-CountsOnce: TypeAlias = Callable[[bool, bool], AbstractContextManager[object]]
-"""Makes the context for a part of an evaluation's pass: has it the results, and does the task's code run again."""
+EvaluationContext: TypeAlias = Callable[[bool, bool], AbstractContextManager[object]]
+"""Makes the context for one part of an evaluation pass, from `has_results` and `is_repeated`."""
 
 
 class Replica:
@@ -155,7 +155,7 @@ class Replica:
         counts_flops: whether each rank computes an equal part of a sample.
         in_threads: whether threads of their own call the model.
         num_ranks: ranks that hold the replica together.
-        copies: names of this rank's parameters for whose contents in checkpoints another rank counts.
+        copies: names of this rank's parameters that another rank saves.
     """
 
     is_shared = False
@@ -170,7 +170,7 @@ class Replica:
     def __init__(self, model: nn.Module) -> None:
         self.model = inner(model)
 
-    def for_loss(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
+    def build_loss_module(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
         """Return a module that calls a function with the model, over the parameters that require gradients; collective.
 
         Args:
@@ -183,7 +183,7 @@ class Replica:
         """Return how gradients are accumulated; None if each micro-batch reduces its own.
 
         Args:
-            loss_module: of `for_loss`.
+            loss_module: of `build_loss_module`.
         """
         return None
 
@@ -191,7 +191,7 @@ class Replica:
         """Reach the layout in which all steps are computed, before the first one; collective.
 
         Args:
-            loss_module: of `for_loss`.
+            loss_module: of `build_loss_module`.
             backward: one forward and backward pass of this rank, of which nothing is kept.
         """
 
@@ -246,13 +246,13 @@ class Replica:
         """Compute gradients in a pass of which nothing is kept, without averaging them; collective if the model is.
 
         Args:
-            compute: returns the loss, given what `for_loss` returns.
+            compute: returns the loss, given what `build_loss_module` returns.
             parameters: that require gradients.
         """
         torch.autograd.grad(compute(LossModule(self.model)), parameters, allow_unused=True)
 
     def evaluate(
-        self, prepare: Callable[[], Callable[[nn.Module], Any]], batch: Any, number: int, counts_once: CountsOnce
+        self, prepare: Callable[[], Callable[[nn.Module], Any]], batch: Any, number: int, context: EvaluationContext
     ) -> Any:
         """Evaluate a batch, without gradients; collective if the model is.
 
@@ -260,7 +260,7 @@ class Replica:
             prepare: moves the batch to the device, and returns a function that evaluates it with the model.
             batch: on the CPU.
             number: of the batch in this evaluation.
-            counts_once: see `CountsOnce`.
+            context: see `EvaluationContext`.
 
         Returns:
             What the function returns; None without `has_results`.

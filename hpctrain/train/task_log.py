@@ -341,7 +341,7 @@ def build_meter(world: TrainingWorld, *names: str) -> Meter:
     """
     reduce = world.sum_ if world.size > 1 else None
     kind = Meter if world.share.is_counted else SilentMeter
-    return kind(world.device, reduce, names=names, union=world.union)
+    return kind(world.device, reduce, names=names, gather_names=world.union)
 
 
 def _refuse_another(source: str, name: str, owner: str) -> None:

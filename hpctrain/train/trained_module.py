@@ -38,7 +38,7 @@ class TrainedModule:
 
     Attributes:
         replica: of the module.
-        loss_module: what is called in training (`Replica.for_loss`), once `prepare` was called.
+        loss_module: what is called in training (`Replica.build_loss_module`), once `prepare` was called.
         ddp: the same if it is in DDP, else None.
         accumulating: see `Replica.accumulating`.
         shares_statistics: whether the model has a `SyncBatchNorm`, whose statistics are those of all ranks' samples.
@@ -93,7 +93,7 @@ class TrainedModule:
         self.added = [parameter for parameter in unfrozen if parameter not in before]
         self.unfrozen = unfrozen
         self.require_gradients(True)
-        loss_module = self.loss_module = self.replica.for_loss(self._module, self.loss_module)
+        loss_module = self.loss_module = self.replica.build_loss_module(self._module, self.loss_module)
         self.ddp = loss_module if isinstance(loss_module, DistributedDataParallel) else None
         self.accumulating = self.replica.accumulating(loss_module)
         self.shares_statistics = any(isinstance(part, nn.SyncBatchNorm) for part in self._module.modules())

@@ -26,7 +26,7 @@ from hpctrain.parallel.pipeline.plan import find_plan, stages_of
 from hpctrain.parallel.pipeline.random_streams import RandomStreams
 from hpctrain.parallel.pipeline.schedule import Pass, passes_of
 from hpctrain.parallel.pipeline.stages import Activations, Stage, Stages, forward_replaced
-from hpctrain.parallel.replica import Accumulating, CountsOnce, PartPasses, Passes
+from hpctrain.parallel.replica import Accumulating, EvaluationContext, PartPasses, Passes
 from hpctrain.phrases import listed
 from hpctrain.rank.determinism import rank_seed
 
@@ -160,7 +160,7 @@ class PipelineReplica(FsdpReplica):
         return square.sqrt().to(norm.dtype)
 
     def evaluate(
-        self, prepare: Callable[[], Callable[[nn.Module], Any]], batch: Any, number: int, counts_once: CountsOnce
+        self, prepare: Callable[[], Callable[[nn.Module], Any]], batch: Any, number: int, context: EvaluationContext
     ) -> Any:
         """See `Replica`."""
         # a number that no step has, so that the task draws the same random numbers in each evaluation
@@ -168,7 +168,7 @@ class PipelineReplica(FsdpReplica):
             compute = prepare()
 
             def evaluate_stage(local_stage: int, receive: Callable[[], Activations]) -> Any:
-                with counts_once(self._stages.local[local_stage].is_last, local_stage + 1 < len(self._stages.local)):
+                with context(self._stages.local[local_stage].is_last, local_stage + 1 < len(self._stages.local)):
                     return self._in_stage(local_stage, receive, compute)
 
             return self._through_stages(("evaluation", self._shapes_of(batch)), evaluate_stage)

@@ -91,7 +91,9 @@ class Ranks:
     def __init__(self):
         self.pool, self.exchanges = ThreadPoolExecutor(2), 0
         self.barrier, self.slots = threading.Barrier(2), [None, None]
-        self.meters = [Meter(CPU, self._reduce(rank), ["train/loss"], union=self._union(rank)) for rank in (0, 1)]
+        self.meters = [
+            Meter(CPU, self._reduce(rank), ["train/loss"], gather_names=self._union(rank)) for rank in (0, 1)
+        ]
 
     def _together(self, rank, value):
         self.slots[rank] = value

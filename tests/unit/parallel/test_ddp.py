@@ -16,13 +16,13 @@ def test_alone_a_model_is_not_wrapped():
     model = nn.Linear(2, 2)
     replica = build_whole_replica(model, ALONE, Parallel())
     assert type(replica) is Replica
-    assert replica.for_loss(model).module is model
+    assert replica.build_loss_module(model).module is model
     assert replica.model is model
 
 
 def test_alone_there_is_no_throwaway_backward():
     replica = Replica(nn.Linear(2, 2))
-    replica.fix_layout(replica.for_loss(replica.model), lambda: pytest.fail("a throwaway backward"))
+    replica.fix_layout(replica.build_loss_module(replica.model), lambda: pytest.fail("a throwaway backward"))
 
 
 def test_batch_norms_are_replaced_wherever_they_are():
@@ -54,7 +54,7 @@ def test_the_model_inside_a_compiled_one():
 
 def test_data_parallel_keeps_the_names_of_the_model():
     model = nn.Linear(2, 2)
-    loss_module = build_whole_replica(model, ALONE, Parallel(kind="data_parallel")).for_loss(model)
+    loss_module = build_whole_replica(model, ALONE, Parallel(kind="data_parallel")).build_loss_module(model)
     assert isinstance(loss_module.module, nn.parallel.DataParallel)
     assert inner(loss_module) is model
 

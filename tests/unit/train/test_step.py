@@ -449,7 +449,7 @@ class Surrounding(LossModule):
 
 
 class Surrounded(Replica):
-    def for_loss(self, model, before=None):
+    def build_loss_module(self, model, before=None):
         return Surrounding(model)
 
 
