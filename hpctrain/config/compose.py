@@ -62,7 +62,7 @@ PRIMARY = "train"
 
 
 _shared: dict[tuple[object, ...], bytes] = {}
-"""What Hydra has composed in this process without folders of a user, pickled: see `Composer.hydras`."""
+"""What Hydra has composed in this process without folders of a user, pickled: see `compose_with_hydra`."""
 MAX_BYTES = 1_000_000
 """Most bytes of an override, or of a file of options. Parsers in Python read 1 MB in seconds, and 50 MB in minutes."""
 

@@ -122,14 +122,14 @@ class Algorithm(abc.ABC):
         Raises:
             ConfigError: it has fewer runs than the sweep, or would change some of them.
         """
-        had, wants = self.record.num_runs or 0, new_record.num_runs or 0
-        if wants < had:
-            problem = f"is less than the {counted(had, 'run')} that the sweep already has"
-            raise ConfigError("sweep.num_runs", wants, problem, "give the total number of runs")
-        if self.knows_runs and self.record.space != new_record.space and wants == had:
+        old_num_runs, new_num_runs = self.record.num_runs or 0, new_record.num_runs or 0
+        if new_num_runs < old_num_runs:
+            problem = f"is less than the {counted(old_num_runs, 'run')} that the sweep already has"
+            raise ConfigError("sweep.num_runs", new_num_runs, problem, "give the total number of runs")
+        if self.knows_runs and self.record.space != new_record.space and new_num_runs == old_num_runs:
             key = next(key for key, text in new_record.space.items() if self.record.space.get(key) != text)
-            problem = f"is a new range, but all {had} runs have been drawn"
-            raise ConfigError(key, new_record.space[key], problem, f"add sweep.num_runs=N, with N above {had}")
+            problem = f"is a new range, but all {old_num_runs} runs have been drawn"
+            raise ConfigError(key, new_record.space[key], problem, f"add sweep.num_runs=N, with N above {old_num_runs}")
 
     def _space(self, composer: Composer, overrides: Sequence[Override]) -> Space:
         """Sort the overrides of a command, and refuse spaces that this kind can't have."""

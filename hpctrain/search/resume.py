@@ -31,7 +31,7 @@ from hpctrain.search.distribution import in_order, values_of
 from hpctrain.search.journal import SearchDecision, SearchState
 from hpctrain.search.multirun import record_of
 from hpctrain.search.runs import SweepRun, runs_in
-from hpctrain.search.search import Search, algorithm_of, is_search, work_here
+from hpctrain.search.search import Search, algorithm_of, is_search, train_search_here
 from hpctrain.search.sweep import Sweep, require_one_cluster, submit_tasks, template_of
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.jobs import job_ids, query_jobs
@@ -270,7 +270,7 @@ def resume_search(request: SweepResume, record: SweepRecord, template: RunPlan) 
         print(f"{counted(len(live), 'task')} of the search queued or running: left alone")
     if num_tasks := _num_tasks(search, live):
         is_slurm = isinstance(template.config.cluster, Slurm)
-        return submit_tasks(home, template, num_tasks) if is_slurm else work_here(home)
+        return submit_tasks(home, template, num_tasks) if is_slurm else train_search_here(home)
     if failed_runs and not live:
         print("nothing else is left of the search")
         return ExitCode.FAILED

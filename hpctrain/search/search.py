@@ -70,7 +70,7 @@ def is_search(record: SweepRecord) -> bool:
 
 
 class Search:
-    """A search, of which each task asks for a run; all they know of each other is the journal.
+    """A search, of which each task asks for a run; tasks communicate only through the journal.
 
     Args:
         home: the folder of the sweep.
@@ -103,7 +103,7 @@ class Search:
         """
         self._journal.read()
         while True:
-            ends = (self._end(begin) for begin in self._journal.state.active.values())
+            ends = (self._end(assignment) for assignment in self._journal.state.active.values())
             end = next((end for end in ends if end is not None), None)
             if end is not None:
                 self._journal.publish(end)
@@ -129,12 +129,12 @@ class Search:
         """
         while True:
             state = self.state()
-            unfinished = next((begin for begin in state.active.values() if begin.task == task), None)
-            begin = unfinished or self._next(state, task, max_new_runs)
-            if begin is None:
+            unfinished = next((assignment for assignment in state.active.values() if assignment.task == task), None)
+            assignment = unfinished or self._next(state, task, max_new_runs)
+            if assignment is None:
                 return None
-            if unfinished is not None or self._journal.publish(begin):
-                return replace(begin, drawn=state.first.get(begin.run, begin).drawn)
+            if unfinished is not None or self._journal.publish(assignment):
+                return replace(assignment, drawn=state.first.get(assignment.run, assignment).drawn)
 
     def release(self, decisions: Iterable[SearchDecision]) -> None:
         """Let any task continue runs whose own task is gone, or that failed or were cancelled.
@@ -175,7 +175,7 @@ class Search:
         if deadline is None or self._clock() <= deadline:
             if promoted := self.algorithm.next_rungs(state):
                 return self._begin(*promoted[0], task)
-            begun = sum(begin.task == task for begin in state.first.values())
+            begun = sum(assignment.task == task for assignment in state.first.values())
             may_begin = max_new_runs is None or begun < max_new_runs
             if may_begin and (new := next(self.algorithm.new_runs(state), None)) is not None:
                 return self._begin(new, 0, task, self.algorithm.draw(state))
@@ -202,16 +202,16 @@ class Search:
         state = self.state()
         return state.active.get(run) or (None if run in state.released else state.ends.get((run, rung)))
 
-    def _end(self, begin: SearchDecision) -> SearchDecision | None:
+    def _end(self, assignment: SearchDecision) -> SearchDecision | None:
         """Return the end of what was given to a task; None while it may continue by itself."""
-        directory = self.directory(begin.run)
+        directory = self.directory(assignment.run)
         ledger = Ledger(directory)
         try:
             attempts = ledger.attempts()
             last_claim = ledger.last_claim()
         except RunDirectoryError:  # one damaged run must not stop the others
             return None
-        last = next((attempt for attempt in reversed(attempts) if attempt.attempt > begin.claims_before), None)
+        last = next((attempt for attempt in reversed(attempts) if attempt.attempt > assignment.claims_before), None)
         if last is None or last.reason is None or last.attempt < last_claim:
             return None
         reason = last.reason
@@ -225,8 +225,8 @@ class Search:
             value = score.value if is_best else evaluation.means.get(f"{EVAL_PREFIX}{score.name}")
         return SearchDecision(
             event=JournalEvent.END,
-            run=begin.run,
-            rung=begin.rung,
+            run=assignment.run,
+            rung=assignment.rung,
             step=last.end_step or 0,
             reason=reason.value,
             value=value,
@@ -258,30 +258,30 @@ def train_assigned(
     codes: list[int] = []
     while True:
         search = _retry(_with_current_record, search)
-        begin = _retry(search.ask, task, max_new_runs=max_new_runs)
-        if begin is None:
+        assignment = _retry(search.ask, task, max_new_runs=max_new_runs)
+        if assignment is None:
             return next(iter(codes), ExitCode.FINISHED)
         code: int = ExitCode.FAILED
         ends_at_once = False
         try:
-            plan = _retry(plan_begun_run, search, begin)
+            plan = _retry(plan_begun_run, search, assignment)
         except ConfigError as error:
-            print(f"{ERROR_PREFIX}run {begin.run}: {error}", file=sys.stderr, flush=True)
-            _retry(search.fail, begin.run, begin.rung)
+            print(f"{ERROR_PREFIX}run {assignment.run}: {error}", file=sys.stderr, flush=True)
+            _retry(search.fail, assignment.run, assignment.rung)
         else:
-            print(_heading(search, begin, plan), flush=True)
+            print(_heading(search, assignment, plan), flush=True)
             code, ends_at_once = train(plan)
         if code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
             codes.append(code)
         if ends_at_once:
             return code
         state = _retry(search.state)
-        active = state.active.get(begin.run)
+        active = state.active.get(assignment.run)
         if active is not None and active.task == task:
             # neither paused nor ended: it is left to `resume`
             return code or ExitCode.INTERRUPTED
-        if (passed := state.ends.get((begin.run, begin.rung))) is not None:
-            print(_result(passed), flush=True)
+        if (passed := state.ends.get((assignment.run, assignment.rung))) is not None:
+            print(_describe_end(passed), flush=True)
 
 
 def _retry(act: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
@@ -302,7 +302,7 @@ def _record(home: RunDirectory) -> SweepRecord:
     return record
 
 
-def work_here(home: RunDirectory) -> int:
+def train_search_here(home: RunDirectory) -> int:
     """Train the runs of a search on this machine, one after another; return an `ExitCode`.
 
     Args:
@@ -337,20 +337,20 @@ def is_stopped(run: RunDirectory, code: int) -> bool:
     return not (attempts and attempts[-1].reason is Reason.PAUSED)
 
 
-def plan_begun_run(search: Search, begin: SearchDecision) -> RunPlan:
+def plan_begun_run(search: Search, assignment: SearchDecision) -> RunPlan:
     """Make the directory of a run, if it has none, and store until which step it is to be trained.
 
     Raises:
         ConfigError: the values that were drawn don't fit together.
         RunDirectoryError: the directory can't be written.
     """
-    directory, record = search.directory(begin.run), search.algorithm.record
+    directory, record = search.directory(assignment.run), search.algorithm.record
     if not directory.config.is_file():
         if search.algorithm.knows_runs:
             raise RunDirectoryError(f"{directory.path}: its config.yaml is gone; restore it, or remove the folder")
         # the task that began to make it was killed: the journal gave the number to this task alone
         shutil.rmtree(directory.path, ignore_errors=True)
-        run = drawn_run(search.home, record, begin.drawn)
+        run = drawn_run(search.home, record, assignment.drawn)
         return prepare(
             run.at(directory.path).config,
             record.command,
@@ -360,7 +360,7 @@ def plan_begun_run(search: Search, begin: SearchDecision) -> RunPlan:
             code=LaunchCode(search.home),
         )
     # no line on the changed key: all that changes is the step of the pause, which the search decides
-    pause = search.algorithm.pause_at_step(begin.rung)
+    pause = search.algorithm.pause_at_step(assignment.rung)
     changes = [] if pause is None else [f"{PAUSE}={pause}"]
     return prepare(changed_config(directory, changes, None), record.command, report=lambda _line: None)
 
@@ -376,7 +376,7 @@ def drawn_run(home: RunDirectory, record: SweepRecord, drawn: Mapping[str, Any])
     if code is not None and (damage := code.find_damage(contents=False)):
         raise RunDirectoryError(damage)
     folder = Path(record.folder) if code is None else code.working_directory
-    composer = Composer(_in_copy(code, record.config_dir), folder)
+    composer = Composer(_copied_folder(code, record.config_dir), folder)
     fixed = [override.partition("=")[0] for override in record.fixed]
     # a key that doesn't exist without the sweep was typed with a plus sign
     typed_keys = {key.lstrip("+"): key for key in record.space}
@@ -385,7 +385,7 @@ def drawn_run(home: RunDirectory, record: SweepRecord, drawn: Mapping[str, Any])
     return SweepRun.compose(composer, [*record.fixed, *overrides], fixed)
 
 
-def _in_copy(code: CodeSnapshot | None, folder: str | None) -> str | None:
+def _copied_folder(code: CodeSnapshot | None, folder: str | None) -> str | None:
     """Return the copy of a folder; the folder itself if it wasn't copied."""
     if code is None or folder is None:
         return folder
@@ -394,16 +394,16 @@ def _in_copy(code: CodeSnapshot | None, folder: str | None) -> str | None:
     return str(copied) if not place.startswith("..") and copied.is_dir() else folder
 
 
-def _heading(search: Search, begin: SearchDecision, plan: RunPlan) -> str:
+def _heading(search: Search, assignment: SearchDecision, plan: RunPlan) -> str:
     """Say which run begins or continues, and to which step."""
     verb = "begins" if saved_step(plan.directory) == 0 else "continues"
-    pause = search.algorithm.pause_at_step(begin.rung)
+    pause = search.algorithm.pause_at_step(assignment.rung)
     last = plan.training.trainer.max_steps
     until = "its end" if pause is None or (last is not None and last <= pause) else f"step {pause}"
-    return f"run {begin.run} {verb}, to {until}: {varied_text(trained_varied(plan.directory))}".rstrip(": ")
+    return f"run {assignment.run} {verb}, to {until}: {varied_text(trained_varied(plan.directory))}".rstrip(": ")
 
 
-def _result(end: SearchDecision) -> str:
+def _describe_end(end: SearchDecision) -> str:
     """Say how a run ended, and with which value the search compares it."""
     value = "" if end.value is None else f": {EVAL_PREFIX}{end.metric} {end.value:.4g}"
     return f"run {end.run} {end.reason} at step {end.step}{value}"

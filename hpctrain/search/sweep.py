@@ -39,7 +39,7 @@ from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.run.sweep_record import SweepRecord, sweep_is_over
 from hpctrain.search.algorithm import ComposedSweep
 from hpctrain.search.runs import SweepRun, place, with_progress
-from hpctrain.search.search import algorithm_of, is_search, is_stopped, work_here
+from hpctrain.search.search import algorithm_of, is_search, is_stopped, train_search_here
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.follow import wait_for
 from hpctrain.status.state import RunState
@@ -120,7 +120,7 @@ class Sweep:
             self.code.assign_to(self.home, first.config)
             if is_slurm:
                 return [submit_tasks(self.home, template_of(first, self.home), composed.record.num_runs or 1)]
-        return [work_here(self.home)]
+        return [train_search_here(self.home)]
 
     def print_warnings(self, runs: Sequence[SweepRun]) -> None:
         """Print each warning once, with the runs that it is about if those aren't all."""
