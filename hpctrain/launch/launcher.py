@@ -13,7 +13,7 @@ from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.existing_run import nothing_left, print_completed, revert_failed_changes
 from hpctrain.launch.launch_code import LaunchCode, importing_code_of
-from hpctrain.launch.prepare import RunPlan, default_path, plan, prepare, refuse_other_files, undone_on_error
+from hpctrain.launch.prepare import RunPlan, default_path, plan, prepare, refuse_other_files, rollback_on_error
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
@@ -111,7 +111,7 @@ def prepare_launch(
     if isinstance(config.cluster, Slurm):
         require_sbatch()
     require_others(config, existing or RunDirectory.at(default_path(str(config.name))))
-    with undone_on_error(config.run_dir, config.name, command) as directory:
+    with rollback_on_error(config.run_dir, config.name, command) as directory:
         if existing is not None and existing.config.is_file() is not is_run:
             problem = "another command has just launched a run there; choose another run_dir"
             raise RunDirectoryError(f"{directory.path}: {problem}")

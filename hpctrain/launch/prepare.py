@@ -223,13 +223,13 @@ def prepare_as_rank(
         refuse_other_files(RunDirectory.at(config.run_dir))
     # the earlier start of a requeued job has ended
     requeued = bool(environment.restart_count)
-    with undone_on_error(config.run_dir, config.name, command, requeued=requeued) as directory:
+    with rollback_on_error(config.run_dir, config.name, command, requeued=requeued) as directory:
         code = LaunchCode(directory) if takes_code else None
         return prepare(dataclasses.replace(config, run_dir=str(directory.path)), command, code=code)
 
 
 @contextlib.contextmanager
-def undone_on_error(
+def rollback_on_error(
     run_dir: str | Path | None,
     name: str | None = None,
     command: Sequence[str] | None = None,
@@ -283,17 +283,17 @@ def _content_restored_on_error(directory: RunDirectory, *, own_mark: bool) -> It
         *(directory.attempt(number) / STARTS_OVER for number in directory.claimed_attempts()[-1:]),
     ]
     before = {file: (file.read_bytes(), file.stat()) if file.is_file() else None for file in files}
-    records, copies = _launch_records(directory), _copies(directory)
+    records, digests = _launch_records(directory), _code_digests(directory)
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError):  # the caller needs the first error
             # a sweep's folder is taken without its mark, which another command may hold
-            is_others = not own_mark and LaunchMark(directory).exists()
-            if not is_others and _launch_records(directory) == records:
+            is_launched_elsewhere = not own_mark and LaunchMark(directory).exists()
+            if not is_launched_elsewhere and _launch_records(directory) == records:
                 for file, content in before.items():
                     _restore(file, content)
-                _remove_copies(directory, _copies(directory) - copies)
+                _remove_copies(directory, _code_digests(directory) - digests)
                 _remove_empty(absent)
                 # a sweep's folder with a new run in it keeps its new mode
                 if folder_state is not None and set(path.iterdir()) == folder_state[1]:
@@ -315,7 +315,7 @@ def _launch_records(directory: RunDirectory) -> set[tuple[Path, int]]:
     return sizes | {(match, 0) for pattern in patterns for match in path.glob(pattern)}
 
 
-def _copies(directory: RunDirectory) -> set[str]:
+def _code_digests(directory: RunDirectory) -> set[str]:
     """The digests of the copies of the code, without unfinished ones."""
     return {path.stem for path in directory.code.glob("[!.]*")}
 

@@ -19,7 +19,7 @@ from hpctrain.files import write_json
 from hpctrain.program.connection_watch import ConnectionWatch
 from hpctrain.program.forwarded_stop import ForwardedStop
 from hpctrain.program.output import ProgramEnd
-from hpctrain.program.processes import Child, ProgramStacks
+from hpctrain.program.processes import ProgramStacks, RunningProgram
 from hpctrain.program.rank import ProgramRank
 from hpctrain.program.reports import EventPipe, ProgramProgress, Records
 from hpctrain.rank.stop_request import STOP_SIGNALS
@@ -100,7 +100,7 @@ class EventLoop:
     """
 
     def __init__(
-        self, rank: ProgramRank, child: Child, signals: Signals, events: EventPipe, records: Records | None
+        self, rank: ProgramRank, child: RunningProgram, signals: Signals, events: EventPipe, records: Records | None
     ) -> None:
         self._rank = rank
         self._child = child

@@ -22,7 +22,7 @@ from hpctrain.run.process import end_with_parent, signals_blocked
 from hpctrain.run.stacks import framed
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ksh93", "mksh", "ash")
-_GENERIC = signal.SIGXFSZ
+_PROBE_SIGNAL = signal.SIGXFSZ
 """Programs don't handle it. A bash with an EXIT trap handles it, and all others that end a process, for itself."""
 PR_SET_CHILD_SUBREAPER = 36
 KILLED_S = 5.0
@@ -53,7 +53,7 @@ WITHOUT_STACKS = (
     "no stacks of Python: no process of the program has called hpctrain.session.start() in its main thread, "
     "or run.signal is USR1"
 )
-_MAIN = re.compile(
+_MAIN_THREAD_FRAME = re.compile(
     r"^Current thread [^\n]*\n +File \"(?P<path>[^\"\n]*)\", line (?P<line>\d+) in (?P<name>[^\n]*)", re.MULTILINE
 )
 """The innermost frame of the thread that faulthandler's signal handler runs in, which is the main one."""
@@ -112,7 +112,7 @@ class Process:
     def handles(self, number: int) -> bool:
         """Whether it has a handler of its own for a signal."""
         mask = self._signals("SigCgt")
-        if self.is_shell and (number == signal.SIGINT or mask >> (_GENERIC - 1) & 1):
+        if self.is_shell and (number == signal.SIGINT or mask >> (_PROBE_SIGNAL - 1) & 1):
             return False  # while it waits for a program, every shell handles SIGINT
         return bool(mask >> (number - 1) & 1)
 
@@ -187,7 +187,7 @@ def read_proc_link(pid: int, name: str) -> str:
     return ""
 
 
-class Child:
+class RunningProgram:
     """A program that was started.
 
     Its processes stay below this one, whatever sessions they make, and this process reaps them. If this process is
@@ -367,7 +367,7 @@ class ProgramStacks:
         # it would kill one that has replaced itself by another program
         processes = [process for process in reporting if process.handles(signal.SIGUSR1)]
         stacks = _request_stacks(processes, folder)
-        frames = {process: _MAIN.search(text) for process, text in stacks.items()}
+        frames = {process: _MAIN_THREAD_FRAME.search(text) for process, text in stacks.items()}
         waiting = {process: frame is not None and waits_for_peers(frame["path"]) for process, frame in frames.items()}
         standing = any(process.state in _STANDING for process in (root, *processes))
         first = next(filter(None, (frames[process] for process in sorted(waiting, key=waiting.__getitem__))), None)

@@ -35,7 +35,7 @@ from hpctrain.errors import (
 from hpctrain.phrases import listed, on_one_line
 from hpctrain.program.loop import EventLoop, HangError, Signals
 from hpctrain.program.output import ProgramEnd, ProgramOutcome, ProgramOutput, outcome_of, read_tail
-from hpctrain.program.processes import Child, size_of
+from hpctrain.program.processes import RunningProgram, size_of
 from hpctrain.program.rank import ProgramRank, command_in_copy, program_variables
 from hpctrain.program.reports import EventPipe, Records
 from hpctrain.rank.classification import classify
@@ -201,14 +201,14 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
     return ExitCode.FINISHED if stopped or outcome.reason.meaning.orderly else ExitCode.FAILED
 
 
-def _start(rank: ProgramRank) -> Child:
+def _start(rank: ProgramRank) -> RunningProgram:
     command = command_of(rank.config)
     if rank.code is not None:
         command = command_in_copy(rank.code, command)
     text = on_one_line(shlex.join(command))
     text = text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
     log.info("attempt %d: starting %s", rank.attempt, text)
-    child = Child(
+    child = RunningProgram(
         command,
         program_variables(rank, os.environ),
         rank.folder,

@@ -20,7 +20,7 @@ from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.existing_run import nothing_left
 from hpctrain.launch.launch_code import LaunchCode, importing_code_of
 from hpctrain.launch.launcher import launch_here, print_plan
-from hpctrain.launch.prepare import RunPlan, default_path, plan, prepare, refuse_other_files, undone_on_error
+from hpctrain.launch.prepare import RunPlan, default_path, plan, prepare, refuse_other_files, rollback_on_error
 from hpctrain.launch.sbatch import (
     SubmitLimitError,
     TaskArray,
@@ -229,7 +229,7 @@ class Sweep:
         for run in runs:  # before the sweep's mark, which stands for its runs
             refuse_other_files(run.directory)
         with contextlib.ExitStack() as undo:
-            undo.enter_context(undone_on_error(self.home.path, command=self.command))
+            undo.enter_context(rollback_on_error(self.home.path, command=self.command))
             for run in runs:
                 now = _launch_records(run.directory)
                 if self._records_before.get(run.directory, now) != now:
@@ -241,7 +241,7 @@ class Sweep:
             if self.record is not None:
                 self.record.write(self.home, mode)
             for run in runs:
-                undo.enter_context(undone_on_error(run.directory.path))
+                undo.enter_context(rollback_on_error(run.directory.path))
             origin = manifest(self.command, Path.cwd())  # the same for all, and git takes a while
             yield [
                 prepare(run.config, self.command, run.varied, origin, code=self.code)
@@ -337,7 +337,7 @@ def sweep_home(config: RunConfig) -> Iterator[RunDirectory]:
     if config.cluster.dry_run:
         yield RunDirectory.at(config.run_dir or default_path(str(config.name)))
         return
-    with undone_on_error(config.run_dir, config.name) as home:
+    with rollback_on_error(config.run_dir, config.name) as home:
         if config.run_dir is None:
             home.create_for_sweep(config.mode)  # here, because a sweeper may write into it before the first launch
         yield home

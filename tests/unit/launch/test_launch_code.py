@@ -19,7 +19,7 @@ from hpctrain.launch.existing_run import changed_config
 from hpctrain.launch.launch_code import LaunchCode, needs_code, require_original_folder
 from hpctrain.launch.launcher import prepare_launch
 from hpctrain.launch.local import launch_local
-from hpctrain.launch.prepare import plan, prepare, undone_on_error
+from hpctrain.launch.prepare import plan, prepare, rollback_on_error
 from hpctrain.run.code import code_for_attempt, current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
@@ -222,7 +222,7 @@ def test_an_error_keeps_what_was_repaired(project, prepared):
 
 
 def interrupted(prepared, *words, **options):
-    with undone_on_error("R"):
+    with rollback_on_error("R"):
         prepared(*words, **options)
         raise KeyboardInterrupt
 
@@ -252,7 +252,7 @@ def sweep(composer, count, **options):
 def refused_beside(other, composer):
     """A sweep whose folder another launch takes first."""
     record = SweepRecord(kind="grid", space={}, fixed=(), folder=".", submitted=0.0, command=())
-    with undone_on_error("R"):
+    with rollback_on_error("R"):
         other.enter_context(sweep(composer, 1, record=record))
         other.enter_context(sweep(composer, 1))
 
@@ -266,7 +266,7 @@ def test_an_undo_leaves_the_code_and_the_record_of_another_launch_into_the_same_
 
 
 def interrupted_after(composer):
-    with undone_on_error("R"):
+    with rollback_on_error("R"):
         with sweep(composer, 1):
             pass
         raise KeyboardInterrupt

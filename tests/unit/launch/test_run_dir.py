@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.launch.prepare import claim_default_path, undone_on_error
+from hpctrain.launch.prepare import claim_default_path, rollback_on_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.launch_mark import LaunchMark
@@ -25,7 +25,7 @@ def test_two_runs_of_one_second_have_two_directories():
 
 def launched(run_dir, *others):
     """Writes what a launch writes, and files of others, and is interrupted."""
-    with undone_on_error(run_dir, "mine") as directory:
+    with rollback_on_error(run_dir, "mine") as directory:
         directory.create(0o700)
         directory.submitit.mkdir()
         for file in (directory.config, directory.config_before, directory.manifest, directory.jobs):
@@ -74,7 +74,7 @@ def test_files_of_others_stay(folder, run_dir):
 )
 def test_a_run_with_a_job_or_an_attempt_is_not_undone(directory, begin):
     def launched():
-        with undone_on_error(directory.path):
+        with rollback_on_error(directory.path):
             directory.config.write_text("lr: 2\n")
             begin(directory)
             raise KeyboardInterrupt
@@ -88,9 +88,9 @@ def test_a_refused_command_leaves_what_the_launch_that_is_under_way_there_writes
     home = RunDirectory.at("S")
 
     def refused():
-        with undone_on_error("S"):
+        with rollback_on_error("S"):
             home.code_records.write_text("{}\n")  # by the other launch
-            with undone_on_error("S", command=["two"]):
+            with rollback_on_error("S", command=["two"]):
                 pass
 
     with LaunchMark(home).held(["one"]):
