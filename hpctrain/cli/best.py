@@ -167,13 +167,13 @@ def _runs(row: RankedRow) -> list[dict[str, Any]]:
         {
             "path": str(run.status.path),
             "seed": seed,
-            "best": number.best,
-            "best_step": number.step,
-            "last": plain(number.last),
+            "best": metric_value.best,
+            "best_step": metric_value.step,
+            "last": plain(metric_value.last),
             "best_warning": run.status.best_warning,
             "state": run.status.state,
         }
-        for run, number, seed in zip(row.runs, row.numbers, row.seeds, strict=True)
+        for run, metric_value, seed in zip(row.runs, row.metric_values, row.seeds, strict=True)
     ]
 
 

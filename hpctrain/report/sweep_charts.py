@@ -37,13 +37,13 @@ class SweepPoint:
 
     Attributes:
         result: of the run.
-        number: its values of the metric.
+        metric_value: its values of the metric.
         row: of the ranking.
         values: by varied key, `seed` included; None for a key that the run lacks.
     """
 
     result: RunResult
-    number: MetricValue
+    metric_value: MetricValue
     row: RankedRow
     values: Mapping[str, Any]
 
@@ -57,7 +57,7 @@ class SweepPoint:
     @property
     def title(self) -> str:
         """The text that a pointer shows when it rests on the run."""
-        best = "" if self.number.best is None else f", best {self.number.best:.4g}"
+        best = "" if self.metric_value.best is None else f", best {self.metric_value.best:.4g}"
         return f"{self.result.status.path.name}: {self.row.label}{best}, {self.result.status.state}"
 
 
@@ -92,9 +92,9 @@ class SweepResults:
         """The runs, worst first, so that the best are drawn over the others."""
         points = []
         for row in reversed(self.ranking.rows):
-            for result, number in zip(row.runs, row.numbers, strict=True):
+            for result, metric_value in zip(row.runs, row.metric_values, strict=True):
                 values = {key: row.values.get(key, result.config.get(key)) for key in self.ranking.keys}
-                points.append(SweepPoint(result, number, row, values))
+                points.append(SweepPoint(result, metric_value, row, values))
         return points
 
     @cached_property
@@ -197,7 +197,7 @@ TITLED = 150
 def key_charts(record: SweepResults) -> Markup:
     """Draw a chart for each varied key; empty without a metric."""
     metric = record.ranking.metric
-    points = [point for point in record.points if point.number.best is not None]
+    points = [point for point in record.points if point.metric_value.best is not None]
     if metric is None or not points:
         return Markup("")
     charts = [_chart(key, metric.name, points) for key in record.ranking.keys[:MOST_CHARTS]]
@@ -212,7 +212,7 @@ def key_charts(record: SweepResults) -> Markup:
 
 def _chart(key: str, metric: str, points: Sequence[SweepPoint]) -> Markup:
     axis = KeyAxis.of(key, [point.values.get(key) for point in points])
-    y = scale_of([point.number.best or 0.0 for point in points], margin=0.04)
+    y = scale_of([point.metric_value.best or 0.0 for point in points], margin=0.04)
     frame = Frame(axis.scale, y, axis.ticks(5))
     # the dots of a style are one path, unless each has a title
     paths: dict[tuple[str, Markup], list[str]] = {}
@@ -221,7 +221,7 @@ def _chart(key: str, metric: str, points: Sequence[SweepPoint]) -> Markup:
         place = axis.number(point.values.get(key))
         if place is None:
             continue
-        across, down = frame.across(place), f"{frame.down(point.number.best or 0.0):.1f}"
+        across, down = frame.across(place), f"{frame.down(point.metric_value.best or 0.0):.1f}"
         if point.style.startswith("s"):
             # colour alone is lost in a grey print
             beside = {"x": f"{across + 5:.1f}", "y": down}
@@ -254,7 +254,7 @@ MOST_CHARS = 15
 def parallel_coordinates(record: SweepResults) -> Markup:
     """Draw the runs that have a value of the metric; empty without a metric, or with fewer than two of them."""
     metric = record.ranking.metric
-    points = [point for point in record.points if point.number.best is not None]
+    points = [point for point in record.points if point.metric_value.best is not None]
     # runs that differ in nothing but their seed are one row of the table, and one kind of line here
     over_seeds = any(len(row.runs) > 1 for row in record.ranking.rows)
     all_keys = [key for key in record.ranking.keys if not (over_seeds and key == SEED)]
@@ -263,13 +263,13 @@ def parallel_coordinates(record: SweepResults) -> Markup:
         return Markup("")
     # each with whether its smallest value is at the top
     axes = [(KeyAxis.of(key, [point.values.get(key) for point in points]), False) for key in keys]
-    of_metric = KeyAxis(metric.name, scale_of([point.number.best or 0.0 for point in points], margin=0.03))
+    of_metric = KeyAxis(metric.name, scale_of([point.metric_value.best or 0.0 for point in points], margin=0.03))
     axes.append((of_metric, metric.mode == "min"))
     width = BETWEEN * (len(axes) - 1) + 2 * SIDE + 30
     lines = []
     for point in points:
         words: list[str] = []
-        values = [*(point.values.get(key) for key in keys), point.number.best]
+        values = [*(point.values.get(key) for key in keys), point.metric_value.best]
         for place, ((axis, reverse), value) in enumerate(zip(axes, values, strict=True)):
             number = axis.number(value)
             if number is None:

@@ -62,15 +62,15 @@ def metric_value(result: RunResult, metric: RankingMetric) -> MetricValue:
     best = result.status.best
     if best is not None and (EVAL_PREFIX + best.name, best.mode) == (metric.name, metric.mode):
         return MetricValue(best.value, result.status.best_step, result.status.metrics.get(metric.name))
-    number = MetricValue()
+    run_value = MetricValue()
     with contextlib.suppress(OSError):  # such a run has no value
         for record in read_metrics(result.directory.metrics):
             if (value := record.values.get(metric.name)) is None:
                 continue
-            number = replace(number, last=value)
-            if math.isfinite(value) and (number.best is None or metric.loss(value) < metric.loss(number.best)):
-                number = MetricValue(value, record.step, value)
-    return number
+            run_value = replace(run_value, last=value)
+            if math.isfinite(value) and (run_value.best is None or metric.loss(value) < metric.loss(run_value.best)):
+                run_value = MetricValue(value, record.step, value)
+    return run_value
 
 
 def judging_metric(results: Sequence[RunResult]) -> RankingMetric:
@@ -79,9 +79,9 @@ def judging_metric(results: Sequence[RunResult]) -> RankingMetric:
     Raises:
         RunDirectoryError: they are judged by different metrics, or none was evaluated.
     """
-    metrics = Counter(_judged(results)) or Counter(_configured(results))
+    metrics = Counter(_judging_metrics(results)) or Counter(_configured(results))
     if not metrics:
-        raise RunDirectoryError(_unjudged(results))
+        raise RunDirectoryError(_describe_missing_metric(results))
     if len(metrics) > 1:
         parts = [f"{metric.name} ({metric.mode}, {counted(count, 'run')})" for metric, count in metrics.most_common()]
         example = metrics.most_common(1)[0][0].name.removeprefix(EVAL_PREFIX)
@@ -103,7 +103,7 @@ def named_metric(results: Sequence[RunResult], name: str, mode: str | None) -> R
     Raises:
         ConfigError: no run logged it, or nothing says which of its values are better.
     """
-    full_name = _resolved(results, name)
+    full_name = _full_metric_name(results, name)
     mode = mode or _known_mode(results, full_name)
     if mode is None:
         problem = "nothing in the runs says whether lower or higher values are better"
@@ -111,7 +111,7 @@ def named_metric(results: Sequence[RunResult], name: str, mode: str | None) -> R
     return RankingMetric(full_name, mode)
 
 
-def _judged(results: Iterable[RunResult]) -> Iterable[RankingMetric]:
+def _judging_metrics(results: Iterable[RunResult]) -> Iterable[RankingMetric]:
     bests = (result.status.best for result in results)
     return (RankingMetric(EVAL_PREFIX + best.name, best.mode) for best in bests if best is not None)
 
@@ -144,7 +144,7 @@ def _metric_of_config(result: RunResult) -> RankingMetric | None:
     return None
 
 
-def _unjudged(results: Sequence[RunResult]) -> str:
+def _describe_missing_metric(results: Sequence[RunResult]) -> str:
     names = listed(sorted(_recent_names(results) - {"train/epoch", "train/lr"}), max_names=6)
     what = "no run has been evaluated by a metric that ranks it"
     if all(result.is_program for result in results):
@@ -154,7 +154,7 @@ def _unjudged(results: Sequence[RunResult]) -> str:
     return f"{what}; name one that was logged with --metric NAME --mode min or max: {names}"
 
 
-def _resolved(results: Sequence[RunResult], name: str) -> str:
+def _full_metric_name(results: Sequence[RunResult], name: str) -> str:
     # the last records have nearly every name; only if one isn't there, all records are read
     for read_names in (_recent_names, _all_names):
         names = read_names(results)
@@ -181,7 +181,7 @@ def _all_names(results: Iterable[RunResult]) -> set[str]:
 
 
 def _known_mode(results: Sequence[RunResult], full_name: str) -> str | None:
-    modes: set[object] = {metric.mode for metric in _judged(results) if metric.name == full_name}
+    modes: set[object] = {metric.mode for metric in _judging_metrics(results) if metric.name == full_name}
     for result in results:
         metric_name = result.config.get("checkpoint.metric")
         if metric_name is not None and EVAL_PREFIX + str(metric_name) == full_name:
@@ -219,14 +219,14 @@ class RankedRow:
             finished, or has no value.
         values: the values of the keys by which the runs differ, typed; without `seed` in a row over seeds.
         runs: by seed; at least one.
-        numbers: the metric's values in each of them.
+        metric_values: the metric's values in each of them.
         spread: of the best values; None for a run without one.
     """
 
     rank: int | None
     values: Mapping[str, Any]
     runs: tuple[RunResult, ...]
-    numbers: tuple[MetricValue, ...]
+    metric_values: tuple[MetricValue, ...]
     spread: Spread | None
 
     @property
@@ -243,12 +243,12 @@ class RankedRow:
     @property
     def best_step(self) -> int | None:
         """The step of the best value; None for several runs."""
-        return self.numbers[0].step if len(self.runs) == 1 else None
+        return self.metric_values[0].step if len(self.runs) == 1 else None
 
     @property
     def last(self) -> float | None:
         """The last value, which may be NaN or infinite; of several runs, the mean. None without one."""
-        values = [number.last for number in self.numbers if number.last is not None]
+        values = [value.last for value in self.metric_values if value.last is not None]
         return statistics.mean(values) if values else None
 
     @property
@@ -311,11 +311,11 @@ def rank(results: Sequence[RunResult], metric: RankingMetric | None) -> Ranking:
     groups: dict[str, list[tuple[RunResult, MetricValue]]] = {}
     unranked_rows = []
     for result in results:
-        number = MetricValue() if metric is None else metric_value(result, metric)
-        if result.counts and number.best is not None:
-            groups.setdefault(_group(keys, result), []).append((result, number))
+        run_value = MetricValue() if metric is None else metric_value(result, metric)
+        if result.counts and run_value.best is not None:
+            groups.setdefault(_group(keys, result), []).append((result, run_value))
         else:
-            unranked_rows.append(_row(keys, [(result, number)]))
+            unranked_rows.append(_row(keys, [(result, run_value)]))
     rows = [_row(keys, members) for members in groups.values()]
     rows.sort(key=lambda row: _loss(row, metric))
     unranked_rows.sort(key=lambda row: _loss(row, metric))
@@ -340,7 +340,7 @@ def _row(keys: VariedKeys, members: Sequence[tuple[RunResult, MetricValue]]) -> 
     values = keys.values(members[0][0])
     if len(members) > 1:
         values.pop(SEED, None)
-    bests = [number.best for _, number in members if number.best is not None]
+    bests = [run_value.best for _, run_value in members if run_value.best is not None]
     spread = None
     if bests:
         deviation = statistics.stdev(bests) if len(bests) > 1 else None
@@ -349,7 +349,7 @@ def _row(keys: VariedKeys, members: Sequence[tuple[RunResult, MetricValue]]) -> 
         rank=None,
         values=values,
         runs=tuple(result for result, _ in members),
-        numbers=tuple(number for _, number in members),
+        metric_values=tuple(run_value for _, run_value in members),
         spread=spread,
     )
 
