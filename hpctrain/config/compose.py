@@ -61,7 +61,7 @@ from hpctrain.phrases import either, scaled
 PRIMARY = "train"
 
 
-_shared: dict[tuple[object, ...], bytes] = {}
+_composed_cache: dict[tuple[object, ...], bytes] = {}
 """What Hydra has composed in this process without folders of a user, pickled: see `compose_with_hydra`."""
 MAX_BYTES = 1_000_000
 """Most bytes of an override, or of a file of options. Parsers in Python read 1 MB in seconds, and 50 MB in minutes."""
@@ -169,7 +169,7 @@ class Composer:
             # the runs of a sweep share most of their overrides
             if override not in self._parsed:
                 key, _, value = override.lstrip("+").partition("=")
-                _refuse_data(key, f"{value[:20]}...", len(value))
+                _refuse_oversized(key, f"{value[:20]}...", len(value))
                 with self.explaining([override.removeprefix("++")]):
                     self._parsed[override] = self._parse_unexplained([override])
             parsed += self._parsed[override]
@@ -207,16 +207,16 @@ class Composer:
             ConfigError: a file doesn't consist of keys. Other mistakes raise `MISTAKES`.
         """
         if self.folders or not all(map(_is_of_package, overrides)):
-            return self._with_hydra(overrides, mode)
+            return self._compose_uncached(overrides, mode)
         # a program may compose many runs, each with a composer; hpctrain's own files don't change meanwhile, but a
         # program may store other options in Hydra's ConfigStore
         key = (conf_dir(), self.primary, mode, *overrides)
-        if key not in _shared:
-            _shared[key] = pickle.dumps(self._with_hydra(overrides, mode))
-        shared: DictConfig = pickle.loads(_shared[key])
+        if key not in _composed_cache:
+            _composed_cache[key] = pickle.dumps(self._compose_uncached(overrides, mode))
+        shared: DictConfig = pickle.loads(_composed_cache[key])
         return shared
 
-    def _with_hydra(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
+    def _compose_uncached(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
         try:
             return self.hydra.compose_config(
                 self.primary, list(overrides), mode, with_log_configuration=False, from_shell=mode == RunMode.MULTIRUN
@@ -287,7 +287,7 @@ class Composer:
             for folder in self.folders:
                 with contextlib.suppress(OSError):
                     size = (folder / choice.key_or_group / f"{option}.yaml").stat().st_size
-                    _refuse_data(choice.key_or_group, str(option), size)
+                    _refuse_oversized(choice.key_or_group, str(option), size)
 
     def _compose_options(self, choices: Sequence[Override]) -> tuple[bytes, str]:
         """Return the configuration of these options without Hydra's part, pickled, and the option of the task."""
@@ -314,7 +314,7 @@ def _is_of_package(word: str) -> bool:
     return not group.is_dir() or (group / f"{value}.yaml").is_file()
 
 
-def _refuse_data(key: str, value: str, size: int) -> None:
+def _refuse_oversized(key: str, value: str, size: int) -> None:
     """Refuse a value or a file of options that is too large for a configuration."""
     if size > MAX_BYTES:
         problem = f"expected at most {scaled(MAX_BYTES, 'B')}, got {scaled(size, 'B')}"

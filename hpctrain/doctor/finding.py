@@ -15,12 +15,12 @@ from typing import Any
 from hpctrain.phrases import listed
 
 
-def excluding(nodes: Sequence[str]) -> str:
+def exclude_remedy(nodes: Sequence[str]) -> str:
     """The remedy that leaves the nodes at fault out."""
     return f"set cluster.exclude={','.join(nodes)}, and tell the cluster's administrators"
 
 
-def or_excluding(nodes: Sequence[str]) -> str:
+def exclude_alternative(nodes: Sequence[str]) -> str:
     """The end of another remedy: how to leave the nodes at fault out instead."""
     return f"; or leave {listed(nodes)} out: cluster.exclude={','.join(nodes)}"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.doctor.finding import Finding, Severity, excluding, or_excluding
+from hpctrain.doctor.finding import Finding, Severity, exclude_alternative, exclude_remedy
 from hpctrain.doctor.folder import DoctorJobRecord, NodeAnswer
 from hpctrain.phrases import listed
 from hpctrain.startup import __version__
@@ -173,7 +173,7 @@ def _silent_nodes(answers: Sequence[NodeAnswer], complaints: Sequence[str]) -> I
             check="node",
             problem=f"{answer.node} stopped answering {where}{lines and f': {lines}'}",
             why="ranks on it would not start, and the others would wait for them",
-            remedy=excluding([answer.node]),
+            remedy=exclude_remedy([answer.node]),
             nodes=(answer.node,),
         )
 
@@ -187,7 +187,7 @@ def _unusable_folders(answers: Sequence[NodeAnswer], folder: Path) -> Iterator[F
                 problem=f"{listed(nodes)}: {folder} {problem}",
                 why="ranks read their configuration there, and write logs and checkpoints",
                 remedy="put the run directory on a file system that all nodes share: set run_dir, or type the command "
-                f"in a folder there{or_excluding(nodes)}",
+                f"in a folder there{exclude_alternative(nodes)}",
                 nodes=nodes,
             )
     for answer in answers:
@@ -195,7 +195,7 @@ def _unusable_folders(answers: Sequence[NodeAnswer], folder: Path) -> Iterator[F
             continue
         message = answer.folder_problem.rpartition(": ")[2] or "refused"
         is_full = "No space left" in message or "quota" in message.lower()
-        elsewhere = f"set run_dir to a folder that the nodes may write to{or_excluding([answer.node])}"
+        elsewhere = f"set run_dir to a folder that the nodes may write to{exclude_alternative([answer.node])}"
         yield Finding(
             check="room" if is_full else "folder",
             problem=f"{answer.node} can't write into {folder} ({message})",
@@ -211,7 +211,7 @@ def _unusable_pythons(answers: Sequence[NodeAnswer], python: str) -> Iterator[Fi
             check="python",
             problem=f"{listed(nodes)}: {python} isn't there",
             why="ranks can't start",
-            remedy=INSTALL + or_excluding(nodes),
+            remedy=INSTALL + exclude_alternative(nodes),
             nodes=nodes,
         )
     for answer in answers:
@@ -272,7 +272,7 @@ def _wrong_clocks(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
             severity=Severity.ERROR if abs(ahead) >= LARGE_SKEW_S else Severity.WARNING,
             problem=f"{node}: its clock is at least {abs(ahead):.0f} s {direction} {whose}",
             why="deadlines are missed, files seem to come from the future, and SLURM refuses what is five minutes off",
-            remedy=f"{excluding([node])}: its time synchronisation (chronyd, ntpd) doesn't work",
+            remedy=f"{exclude_remedy([node])}: its time synchronisation (chronyd, ntpd) doesn't work",
             nodes=(node,),
         )
 
@@ -316,7 +316,7 @@ def failed_script(host: str, logs: Path, lines: Sequence[str] | None, python: st
             problem=f"{host} couldn't write the log of the batch script into {logs}",
             why="a job whose batch script can't write its log fails without a message",
             remedy="put the run directory on a file system that all nodes share and may write to"
-            f"{or_excluding([host])}",
+            f"{exclude_alternative([host])}",
             nodes=(host,),
         )
     lacks_python = any(python in line and "No such file" in line for line in lines)
@@ -325,6 +325,6 @@ def failed_script(host: str, logs: Path, lines: Sequence[str] | None, python: st
         check="python" if lacks_python else "batch script",
         problem=f"the batch script failed on {host}: {'; '.join(lines[-LOG_LINES:]) or 'its log is empty'}",
         why="no rank starts",
-        remedy=(INSTALL if lacks_python else see_log) + or_excluding([host]),
+        remedy=(INSTALL if lacks_python else see_log) + exclude_alternative([host]),
         nodes=(host,),
     )

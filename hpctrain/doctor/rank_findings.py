@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hpctrain.doctor.finding import Finding, Severity, excluding
+from hpctrain.doctor.finding import Finding, Severity, exclude_remedy
 from hpctrain.doctor.folder import RankRecord
 from hpctrain.doctor.measurements import SLOW, Pair, RankAnswers, nodes_at_fault, slow_pairs
 from hpctrain.phrases import brief_time, listed, numbered, scaled
@@ -161,7 +161,7 @@ def _warning(check: str, node: str, problem: str, why: str, remedy: str = "") ->
         severity=Severity.WARNING,
         problem=f"{node}{problem}",
         why=why,
-        remedy=remedy or excluding([node]),
+        remedy=remedy or exclude_remedy([node]),
         nodes=(node,),
     )
 
@@ -185,7 +185,7 @@ def _bad_links(answers: RankAnswers) -> Iterator[Finding]:
             continue
         for node in nodes:
             links = [pair for pair in bad if node in pair.nodes]
-            yield _bad_link(f"{node}: its network", links, pairs, excluding([node]), [node])
+            yield _bad_link(f"{node}: its network", links, pairs, exclude_remedy([node]), [node])
         unexplained = [pair for pair in bad if not set(pair.nodes) & set(nodes)]
         for pair in unexplained[:MOST_PAIRS]:
             whose = f"{pair.first} and {pair.second}: the network between them"

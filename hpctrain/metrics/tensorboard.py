@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_S = 0.1
+_MIN_INTERVAL_S = 0.1
 """Seconds between training records. Each is a write to a file system, and TensorBoard draws only a thousand points."""
 
 HyperparameterValue = str | float | bool
@@ -82,7 +82,7 @@ class TensorBoardSink:
         self._file: RecordFile | None = None
         self._failing = False
         self._logged_at = float("-inf")
-        self._left_out: tuple[int, float, Mapping[str, float]] | None = None
+        self._pending_record: tuple[int, float, Mapping[str, float]] | None = None
         # another thread encodes and writes media
         self._lock = threading.Lock()
 
@@ -90,8 +90,8 @@ class TensorBoardSink:
         """Append one event with all values of the step; one that comes too soon after the last one may be left out."""
         now = self._clock()
         if not is_evaluation(values):
-            is_early = 0 <= now - self._logged_at < _PAUSE_S
-            self._left_out = (step, now, values) if is_early else None
+            is_early = 0 <= now - self._logged_at < _MIN_INTERVAL_S
+            self._pending_record = (step, now, values) if is_early else None
             if is_early:
                 return
         self._logged_at = now
@@ -116,23 +116,23 @@ class TensorBoardSink:
 
     def flush(self) -> None:
         """Make the events durable; a failure is a warning."""
-        self._append_left_out()
+        self._append_pending_record()
         with self._lock:
             if self._file is not None:
                 self._file.sync()
 
     def close(self) -> None:
         """Flush and close the file."""
-        self._append_left_out()
+        self._append_pending_record()
         with self._lock:
             if self._file is not None:
                 self._file.close()
                 self._file = None
 
-    def _append_left_out(self) -> None:
-        if self._left_out is not None:
-            self._append_values(*self._left_out)
-            self._left_out = None
+    def _append_pending_record(self) -> None:
+        if self._pending_record is not None:
+            self._append_values(*self._pending_record)
+            self._pending_record = None
 
     def _append_values(self, step: int, logged_at: float, values: Mapping[str, float]) -> None:
         event = _event(logged_at, step)

@@ -12,7 +12,7 @@ from tests.multiprocess.programs.rivals import Rivals
 from tests.multiprocess.programs.trial import Trial
 
 # every record, and not ten a second: runs that are compared must have the same
-tensorboard._PAUSE_S = 0.0
+tensorboard._MIN_INTERVAL_S = 0.0
 
 
 class Noting(Trial):
