@@ -38,7 +38,7 @@ PHASES = {
     ],
     "first step": [
         ("hpctrain.train.loop:Loop.run", 1),
-        ("hpctrain.rank.agreement:Agreement.start", 1),
+        ("hpctrain.rank.agreement:Agreement.agree_and_calibrate", 1),
         ("hpctrain.train.step:TrainStep.__call__", 1),
         ("hpctrain.run.times:Times.first_step_done", 1),
     ],
