@@ -183,12 +183,12 @@ def _replace_buffers(model: nn.Module, owners: Mapping[str, tuple[nn.Module, str
             module.register_buffer(attribute, value)
 
 
-def _copy_parts(model: nn.Module, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def _copy_parts(model: nn.Module, saved: Mapping[str, Any], model_state: Mapping[str, Any]) -> None:
     """Copy what this rank holds, tensor by tensor, so that no whole model is in memory; then the rest."""
-    for name, value in here.items():
+    for name, value in model_state.items():
         if isinstance(value, Tensor):
             copy_saved(value, saved[name])
-    extra_state = {name: value for name, value in saved.items() if not isinstance(here[name], Tensor)}
+    extra_state = {name: value for name, value in saved.items() if not isinstance(model_state[name], Tensor)}
     with warnings.catch_warnings():
         # of a batch norm that only other ranks have, and for which torch adds a count of batches
         warnings.filterwarnings("ignore", "for .* copying from a non-meta parameter")
