@@ -259,7 +259,7 @@ def resume_search(request: SweepResume, record: SweepRecord, template: RunPlan) 
     live = [*_live_tasks(home, force=request.force), *_live_processes(home, state, force=request.force)]
     failed = [end for end in state.ends.values() if end.reason in FAILURES]
     cancelled = [end for end in state.ends.values() if end.reason == Reason.CANCELLED]
-    lost = _lost_begins(search, state, live, force=request.force)
+    lost = _lost_assignments(search, state, live, force=request.force)
     search.release([*lost, *cancelled, *(failed if request.retry_failed else ())])
     failed_runs = [] if request.retry_failed else sorted({end.run for end in failed})
     if failed_runs:
@@ -282,30 +282,32 @@ def _num_tasks(search: Search, live: Collection[str]) -> int:
     """The number of tasks to submit: 0 if nothing is left, or if the tasks that wait or run will do it."""
     state = search.state()
     # a task that waits in the queue begins one new run; one that runs has begun its own
-    waiting = sum(task not in {begin.task for begin in state.first.values()} for task in live)
+    waiting = sum(task not in {assignment.task for assignment in state.first.values()} for task in live)
     new = max(0, sum(1 for _ in search.algorithm.new_runs(state)) - waiting)
     promoted = 0 if live else len(search.algorithm.next_rungs(state))
     return new + len(state.released) or promoted
 
 
-def _lost_begins(search: Search, state: SearchState, live: Collection[str], *, force: bool) -> list[SearchDecision]:
+def _lost_assignments(
+    search: Search, state: SearchState, live: Collection[str], *, force: bool
+) -> list[SearchDecision]:
     """The decisions that gave runs to tasks which are gone."""
-    begins = [begin for begin in state.active.values() if begin.task not in live]
-    statuses = statuses_before_launch([search.directory(begin.run) for begin in begins], force=force)
-    return [begin for begin, status in zip(begins, statuses, strict=True) if not status.state.may_change]
+    assignments = [assignment for assignment in state.active.values() if assignment.task not in live]
+    statuses = statuses_before_launch([search.directory(assignment.run) for assignment in assignments], force=force)
+    return [assignment for assignment, status in zip(assignments, statuses, strict=True) if not status.state.may_change]
 
 
 def _live_processes(home: RunDirectory, state: SearchState, *, force: bool) -> list[str]:
     """The processes that were given a run without a job, and still work for the search."""
     live = []
-    for begin in state.active.values():
-        host, colon, pid = begin.task.rpartition(":")
+    for assignment in state.active.values():
+        host, colon, pid = assignment.task.rpartition(":")
         if colon and host == socket.gethostname():
             started = process_start(int(pid)) if pid.isdecimal() else None
-            if started is not None and started <= begin.time + CLOCK_SLACK_S:
-                live.append(begin.task)
+            if started is not None and started <= assignment.time + CLOCK_SLACK_S:
+                live.append(assignment.task)
         elif colon and not force:
-            raise _may_run(home, f"process {pid} on {host} may still train run {begin.run}; run this there")
+            raise _may_run(home, f"process {pid} on {host} may still train run {assignment.run}; run this there")
     return live
 
 
