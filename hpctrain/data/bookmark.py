@@ -74,7 +74,7 @@ class Bookmarks:
     """The newest bookmark of each stream.
 
     Args:
-        found: bookmarks to begin with.
+        bookmarks: those to begin with.
     """
 
     def __init__(self, bookmarks: Iterable[Bookmark] = ()) -> None:

@@ -85,7 +85,7 @@ class RankLog:
     Args:
         folder: of the examination.
         rank: in the world.
-        known: what is known from the start.
+        facts: values to begin with, of JSON's types.
     """
 
     def __init__(self, folder: DoctorFolder, rank: int, facts: dict[str, Any]) -> None:
