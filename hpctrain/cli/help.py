@@ -33,7 +33,6 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
 
 from hpctrain.config.compose import Composer, ProgramComposer, SweepComposer, is_of_sweep
@@ -74,7 +73,7 @@ def help_text(composer: Composer, words: Sequence[str], config_dir: str | None =
             groups="\n          ".join(groups), keys="\n          ".join(keys)
         )
     with composer.explaining(overrides):
-        node = composer.compose_with_hydra(list(map(quoted, open_overrides(overrides))), RunMode.RUN)
+        node = composer.compose_with_hydra(list(map(quoted, open_overrides(overrides))))
     return "\n".join("\n".join(_describe(composer, node, name)) for name in dict.fromkeys(names)) + "\n"
 
 

@@ -12,15 +12,15 @@ import pickle
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
-import hydra.version
+import hydra
 import yaml
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import setup_globals
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -61,10 +61,44 @@ from hpctrain.phrases import either, scaled
 PRIMARY = "train"
 
 
+VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+"""Hydra 1.3 warns without the argument, and later versions warn of it."""
 _composed_cache: dict[tuple[object, ...], bytes] = {}
 """What Hydra has composed in this process without folders of a user, pickled: see `compose_with_hydra`."""
 MAX_BYTES = 1_000_000
 """Most bytes of an override, or of a file of options. Parsers in Python read 1 MB in seconds, and 50 MB in minutes."""
+
+
+class OwnFolders(SearchPathPlugin):
+    """Hydra's plugin that has it search the user's folders, too; does nothing in a program's own Hydra application."""
+
+    _folders: ClassVar[tuple[Path | None, Path | None]] = (None, None)
+
+    @classmethod
+    @contextlib.contextmanager
+    def searched(cls, before: Path | None, after: Path | None) -> Iterator[None]:
+        """Context manager in which Hydra is initialized.
+
+        Args:
+            before: searched before the initialized folder; None for none.
+            after: searched after it.
+        """
+        if cls not in Plugins.instance().discover(SearchPathPlugin):
+            Plugins.instance().register(cls)
+        cls._folders = (before, after)
+        try:
+            yield
+        finally:
+            cls._folders = (None, None)
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """See Hydra's documentation."""
+        before, after = self._folders
+        if before is not None:
+            search_path.prepend(provider="command-line", path=f"file://{before}", anchor="main")
+        if after is not None:
+            main = SearchPathQuery(provider="main")
+            search_path.append(provider="working-directory", path=f"file://{after}", anchor=main)
 
 
 class Composer:
@@ -80,6 +114,7 @@ class Composer:
     Attributes:
         config_dir: as given.
         primary: the main configuration.
+        application: Hydra's private object; see `config/hydra_application.py`.
         foreign_keys: top-level keys that other runs have.
         options: of the groups.
         can_sweep: whether the command has `-m`, which an error about several values then suggests.
@@ -94,25 +129,20 @@ class Composer:
 
     def __init__(self, config_dir: str | None = None, folder: Path | None = None) -> None:
         self.config_dir = config_dir
-        hydra.version.setbase("1.3")  # as `@hydra.main(version_base="1.3")` does
         register()
         flag_folder, here = own_folders(config_dir, folder)
-        search_path = create_config_search_path(str(conf_dir()))
-        if flag_folder is not None:
-            search_path.prepend(provider="command-line", path=f"file://{flag_folder}", anchor="main")
-        if here is not None:
-            after = SearchPathQuery(provider="main")
-            search_path.append(provider="working-directory", path=f"file://{here}", anchor=after)
         self.folders = [folder for folder in (flag_folder, here) if folder is not None]
         # Hydra refuses a second instance in a process, and a sweeper or a resume may need one
         GlobalHydra.instance().clear()
         # not @hydra.main, which changes folders, writes .hydra/ and log files from every rank, exits with 1 after a
         # mistake, and in a sweep writes before anything is checked
-        self.hydra = Hydra.create_main_hydra2("hpctrain", search_path)
-        self.options = GroupOptions(self.hydra.config_loader)
+        with OwnFolders.searched(flag_folder, here):
+            hydra.initialize_config_dir(str(conf_dir()), job_name="hpctrain", **VERSION_BASE)
+        self.application: Any = GlobalHydra.instance().hydra
+        self._loader = GlobalHydra.instance().config_loader()
+        self.options = GroupOptions(self._loader)
         self._composed: dict[tuple[str, ...], tuple[bytes, str]] = {}
         self._parsed: dict[str, list[Override]] = {}
-        setup_globals()  # the resolvers `hydra:` and `now:` of interpolations
 
     @contextlib.contextmanager
     def explaining(self, overrides: Sequence[str]) -> Iterator[None]:
@@ -176,7 +206,7 @@ class Composer:
         return parsed
 
     def _parse_unexplained(self, overrides: Sequence[str]) -> list[Override]:
-        parser = TextKeepingParser.create(config_loader=self.hydra.config_loader)
+        parser = TextKeepingParser.create(config_loader=self._loader)
         return parser.parse_overrides(list(overrides))
 
     def sweeper(self, overrides: Sequence[str]) -> DictConfig:
@@ -192,35 +222,32 @@ class Composer:
         single = (override for override in self.parse(overrides) if not override.is_sweep_override())
         choices = filter(self.options.is_choice, single)
         with self.explaining(overrides):
-            node = self.compose_with_hydra([str(choice.input_line) for choice in choices], RunMode.MULTIRUN)
+            node = self.compose_with_hydra([str(choice.input_line) for choice in choices])
         sweeper: DictConfig = node.hydra.sweeper
         return sweeper
 
-    def compose_with_hydra(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
+    def compose_with_hydra(self, overrides: Sequence[str]) -> DictConfig:
         """Compose with Hydra alone, its own keys included; nothing is checked.
 
         Args:
-            overrides: in Hydra's grammar.
-            mode: MULTIRUN if they may hold several values.
+            overrides: in Hydra's grammar, each with one value.
 
         Raises:
             ConfigError: a file doesn't consist of keys. Other mistakes raise `MISTAKES`.
         """
         if self.folders or not all(map(_is_of_package, overrides)):
-            return self._compose_uncached(overrides, mode)
+            return self._compose_uncached(overrides)
         # a program may compose many runs, each with a composer; hpctrain's own files don't change meanwhile, but a
         # program may store other options in Hydra's ConfigStore
-        key = (conf_dir(), self.primary, mode, *overrides)
+        key = (conf_dir(), self.primary, *overrides)
         if key not in _composed_cache:
-            _composed_cache[key] = pickle.dumps(self._compose_uncached(overrides, mode))
+            _composed_cache[key] = pickle.dumps(self._compose_uncached(overrides))
         shared: DictConfig = pickle.loads(_composed_cache[key])
         return shared
 
-    def _compose_uncached(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
+    def _compose_uncached(self, overrides: Sequence[str]) -> DictConfig:
         try:
-            return self.hydra.compose_config(
-                self.primary, list(overrides), mode, with_log_configuration=False, from_shell=mode == RunMode.MULTIRUN
-            )
+            return self._loader.load_configuration(self.primary, list(overrides), RunMode.RUN, from_shell=False)
         except MISTAKES:
             raise  # some are ValueErrors, and have better explanations than the next line
         except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -296,7 +323,7 @@ class Composer:
         if words not in self._composed:
             for choice in choices:
                 self._refuse_large_files(choice)
-            node = self.compose_with_hydra(words, RunMode.RUN)
+            node = self.compose_with_hydra(words)
             for choice in choices:
                 self.options.require_own_entries(choice)
             task = Path(str(node.hydra.runtime.choices.get("task"))).name

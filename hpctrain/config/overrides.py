@@ -10,18 +10,14 @@ from functools import partial
 from typing import Any
 
 import yaml
-from antlr4 import CommonTokenStream, InputStream  # type: ignore[import-untyped]
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser import overrides_parser
 from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
 from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, ValueType
-from hydra.errors import HydraException
-from hydra.grammar.gen.OverrideLexer import OverrideLexer
-from hydra.grammar.gen.OverrideParser import OverrideParser
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from hpctrain.config import require
 from hpctrain.config.logger import SERVICES
@@ -31,6 +27,8 @@ from hpctrain.errors import ConfigError
 
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
 """What composing raises for mistakes on the command line and in configuration files."""
+GRAMMAR: Any = overrides_parser
+"""The module with the grammar's classes and those of ANTLR, which is another package in Hydra 1.4."""
 
 _SERVICE_MAPPINGS = "|".join(
     rf"logger\.{name}\.{field.name}"
@@ -78,13 +76,45 @@ def apply_override(override: Override, node: DictConfig) -> None:
         ConfigError: OmegaConf fails on the value. Other mistakes raise `MISTAKES`.
     """
     try:
-        ConfigLoaderImpl._apply_overrides_to_config([override], node)
+        _apply(override, node)
     except MISTAKES:
         raise
     except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         # OmegaConf fails in its own code on some values, such as a list for a group
         problem = f"can't be used here: {error}"
         raise ConfigError(override.key_or_group, value_as_typed(override), problem, require.HELP) from error
+
+
+def _apply(override: Override, node: DictConfig) -> None:
+    key, value = override.key_or_group, override.value()
+    if override.package is not None:
+        problem = "places a group elsewhere with @, and there is no such group"
+        raise ConfigError(key, value_as_typed(override), problem, f"leave out @{override.package}")
+    if override.type.name == "EXTEND_LIST":  # since Hydra 1.4, which already deprecates it
+        raise ConfigError(key, value_as_typed(override), "can't extend a list", f"write the whole list: {key}=[...]")
+    try:
+        if override.is_delete():
+            _delete(key, value, node)
+            return
+        is_single = not isinstance(value, dict | list)
+        if override.is_add() and is_single and OmegaConf.select(node, key, throw_on_missing=False) is not None:
+            raise ConfigError(f"+{key}", value, "already has a value", f"leave out the plus sign: {key}={value}")
+        OmegaConf.update(node, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
+    except OmegaConfBaseException as error:
+        is_unknown = isinstance(error, ConfigAttributeError | ConfigKeyError) and override.type.name == "CHANGE"
+        text = f"Could not override '{key}'." if is_unknown else f"Error merging override {override.input_line}"
+        raise ConfigCompositionException(text) from error  # which `Explainer` explains, as those of Hydra itself
+
+
+def _delete(key: str, expected: object, node: DictConfig) -> None:
+    value = OmegaConf.select(node, key, throw_on_missing=False)
+    if value is None:
+        raise ConfigCompositionException(f"Could not delete from config. '{key}' does not exist.")
+    if expected is not None and expected != value:
+        raise ConfigError(f"~{key}", expected, f"is {value} here", f"write ~{key} to remove it whatever its value")
+    group, _, name = key.rpartition(".")
+    with open_dict(node):
+        del (OmegaConf.select(node, group) if group else node)[name]
 
 
 def keys_of(node: Any, prefix: str = "") -> list[str]:
@@ -121,15 +151,15 @@ class ValueWithText(QuotedString):
         return self.source
 
 
-class TextKeepingParser(OverridesParser):
+class TextKeepingParser(overrides_parser.OverridesParser):
     """Hydra's parser, except that it keeps the texts of `args`, and those of keys whose values are used as texts."""
 
     def parse_rule(self, s: str, rule_name: str) -> Any:
         """Parse with Hydra first, for its errors, and then again for the texts."""
         override = super().parse_rule(s, rule_name)
         if isinstance(override, Override) and (is_argument(override) or TEXT_KEYS.match(override.key_or_group)):
-            parser = OverrideParser(CommonTokenStream(OverrideLexer(InputStream(s))))
-            override._value = _Visitor(self.functions).visitOverride(parser.override())._value  # type: ignore[no-untyped-call]
+            parser = GRAMMAR.OverrideParser(GRAMMAR.CommonTokenStream(GRAMMAR.OverrideLexer(GRAMMAR.InputStream(s))))
+            override._value = _Visitor(self.functions).visitOverride(parser.override())._value
             if not is_argument(override):
                 is_flag = override.key_or_group.startswith("cluster.sbatch")
                 override._value = _map_texts(override._value, partial(_as_option, keeps_flags=is_flag))
@@ -137,7 +167,7 @@ class TextKeepingParser(OverridesParser):
 
 
 class _Visitor(HydraOverrideVisitor):
-    def visitPrimitive(self, ctx: OverrideParser.PrimitiveContext) -> Any:  # noqa: N802 - ANTLR's name
+    def visitPrimitive(self, ctx: Any) -> Any:  # noqa: N802 - ANTLR's name
         value, source = super().visitPrimitive(ctx), ctx.getText().strip()
         if isinstance(value, str | QuotedString):
             return value
@@ -147,7 +177,7 @@ class _Visitor(HydraOverrideVisitor):
         )
         return source if is_out_of_range else ValueWithText(value, Quote.single, source)
 
-    def visitFunction(self, ctx: OverrideParser.FunctionContext) -> Any:  # noqa: N802 - ANTLR's name
+    def visitFunction(self, ctx: Any) -> Any:  # noqa: N802 - ANTLR's name
         if ctx.getChild(0).getText() == "str":
             return _TextVisitor(self.functions).visitFunction(ctx)
         value = super().visitFunction(ctx)
@@ -164,7 +194,7 @@ def _with_source(plain: Any, with_texts: Sequence[ValueWithText]) -> Any:
 
 
 class _TextVisitor(HydraOverrideVisitor):
-    def visitPrimitive(self, ctx: OverrideParser.PrimitiveContext) -> Any:  # noqa: N802 - ANTLR's name
+    def visitPrimitive(self, ctx: Any) -> Any:  # noqa: N802 - ANTLR's name
         value = super().visitPrimitive(ctx)
         return value if isinstance(value, str | QuotedString) else ctx.getText().strip()
 

@@ -1,4 +1,7 @@
-"""A stored configuration as plain values, read with yaml alone: OmegaConf takes longer to import than all of status."""
+"""A stored configuration as plain values, read and written with yaml alone.
+
+OmegaConf takes longer to import than all of status.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,27 @@ _LOADER: Any = type("PlainLoader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader
 for _tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:binary"):
     _LOADER.add_constructor(_tag, yaml.constructor.SafeConstructor.construct_yaml_str)
 _LOADER.add_constructor("tag:yaml.org,2002:set", lambda loader, node: list(loader.construct_mapping(node)))
+
+
+def _text_node(dumper: Any, text: str) -> Any:
+    try:
+        float(text)
+    except ValueError:
+        return dumper.represent_str(text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
+
+
+_DUMPER: Any = type("PlainDumper", (getattr(yaml, "CDumper", yaml.Dumper),), {})
+_DUMPER.add_representer(str, _text_node)
+
+
+def to_yaml_text(tree: Mapping[str, Any]) -> str:
+    """Return YAML from which OmegaConf reads the same values: it reads some texts as numbers that PyYAML doesn't quote.
+
+    Args:
+        tree: plain values.
+    """
+    return str(yaml.dump(tree, Dumper=_DUMPER, default_flow_style=False, allow_unicode=True, sort_keys=False))
 
 
 def read_yaml(path: Path) -> str:

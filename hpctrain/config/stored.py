@@ -11,10 +11,9 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain.config.plain_yaml import read_yaml
+from hpctrain.config.plain_yaml import read_yaml, to_yaml_text
 from hpctrain.config.program import USAGE, default_texts
 from hpctrain.config.root import GROUPS, Config, ProgramConfig, RunConfig, to_config
 from hpctrain.config.schedule import Custom, schema_of
@@ -27,13 +26,10 @@ MODEL_KEYS = ("name", "seed", "task", "model", "precision.kind", "trainer.eval_e
 
 def to_yaml(config: RunConfig) -> str:
     """Return the text of ``config.yaml``, with everything resolved."""
-    # as OmegaConf.to_yaml does, which would build its own tree first: half of the time, for each run of a sweep
-    dumper = get_omega_conf_dumper()
     plain = dataclasses.asdict(config)
     if isinstance(config, ProgramConfig) and not config.run.args_as_typed:
         del plain["run"]["args_as_typed"]
-    text: str = yaml.dump(plain, Dumper=dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
-    return text
+    return to_yaml_text(plain)
 
 
 def load_for_model(path: Path) -> Config:

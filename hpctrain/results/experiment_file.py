@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
-from omegaconf._utils import get_omega_conf_dumper
 
 from hpctrain.config.compose import Composer, ProgramComposer
 from hpctrain.config.paths import conf_dir
+from hpctrain.config.plain_yaml import to_yaml_text
 from hpctrain.config.root import LIST_GROUPS, ProgramConfig, RunConfig, decides_the_weights, flat, flat_values
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError, RunDirectoryError
@@ -230,7 +228,7 @@ def _choices(composer: Composer, command: TypedCommand) -> dict[str, str]:
 
 def _runtime_choices(composer: Composer, words: list[str], command: TypedCommand) -> dict[str, str]:
     with composer.explaining(words):
-        choices = composer.compose_with_hydra(words, RunMode.RUN).hydra.runtime.choices
+        choices = composer.compose_with_hydra(words).hydra.runtime.choices
     return {
         str(key): str(value)
         for key, value in choices.items()
@@ -243,7 +241,7 @@ def _composed(composer: Composer, name: str) -> dict[str, Any]:
     """The values that a draft composes, with ??? for missing ones."""
     words = [f"{GROUP}={name}"]
     with composer.explaining(words):
-        node = composer.compose_with_hydra(words, RunMode.RUN)
+        node = composer.compose_with_hydra(words)
         with open_dict(node):
             del node["hydra"]
         plain = OmegaConf.to_container(node)
@@ -292,9 +290,7 @@ def _text(comment: str, choices: Mapping[str, str], values: Mapping[str, Any]) -
             inside = inside.setdefault(group, {})
         inside[name] = value
     if tree:
-        # OmegaConf's dumper quotes texts that OmegaConf would read as numbers
-        dumper = get_omega_conf_dumper()
-        lines += ["", yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)]
+        lines += ["", to_yaml_text(tree)]
     return "\n".join(lines).rstrip() + "\n"
 
 

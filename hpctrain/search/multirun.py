@@ -20,8 +20,6 @@ from hpctrain.search.distribution import values_of
 from hpctrain.search.search import algorithm_of, is_search
 from hpctrain.search.sweep import Sweep, require_one_cluster, sweep_home
 
-BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-
 
 def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:
     """Launch a sweep.
@@ -42,7 +40,7 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     search = SweepComposer(composer.config_dir).compose_sweep(sweep_overrides) if sweep_overrides else Grid()
     _refuse_swept(composer, overrides)
     sweeper = composer.sweeper(overrides)
-    if sweeper.get("_target_") != BASIC:
+    if not str(sweeper.get("_target_")).endswith(".BasicSweeper"):
         from hpctrain.search.hydra_sweeper import chosen_sweeper, run_sweeper
 
         if sweep_overrides:

@@ -1,5 +1,4 @@
 import pytest
-from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 
 from hpctrain.config.compose import Composer
@@ -24,7 +23,7 @@ def test_a_folder_of_the_users_comes_before_hpctrains_own(tmp_path):
 
 def test_a_later_composer_of_the_process_needs_no_hydra_for_the_same_options(monkeypatch):
     config = Composer().compose(["optimizer=sgd", "seed=3"])
-    monkeypatch.setattr(Hydra, "compose_config", None)
+    monkeypatch.setattr(Composer, "_compose_uncached", None)
     assert Composer().compose(["optimizer=sgd", "seed=3"]) == config
     assert Composer().compose(["optimizer=sgd", "seed=4"]).seed == 4
 
