@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import warnings
 import zipfile
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -199,7 +200,12 @@ def load(source: Path | IO[bytes]) -> Any:
     """
     mapped = isinstance(source, Path) and zipfile.is_zipfile(source)
     # torch 2.11 warns about unchecked sparse tensors unless this is set; nothing here uses their indices
-    with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    with (
+        torch.sparse.check_sparse_tensor_invariants(False),  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        warnings.catch_warnings(),
+    ):
+        # torch 2.14 checks them all the same, and warns that it takes time
+        warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
         try:
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
         except pickle.UnpicklingError:

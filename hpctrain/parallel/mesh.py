@@ -208,9 +208,14 @@ def _form_mesh(world: World, shape: MeshShape, timeout: timedelta) -> Mesh:
     for group in (*device_mesh.get_all_groups(), samples, same_stages):
         # torch gives a mesh's groups its own default of half an hour
         if group is not None:
-            dist.distributed_c10d._set_pg_timeout(timeout, group)
+            _set_timeout(timeout, group)
     saving = gloo_group(world.store, timeout, SAVING)
     return Mesh(shape, device_mesh, saving, samples, same_stages, neighbours)
+
+
+def _set_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
+    public = getattr(dist, "set_timeout", None)  # since torch 2.14, which warns of the other
+    (public or dist.distributed_c10d._set_pg_timeout)(timeout, group)
 
 
 def _device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:

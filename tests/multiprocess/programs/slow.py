@@ -22,7 +22,8 @@ class Slow(Trial):
         time.sleep(float(os.environ.get("SLOW_START", "0")))
         if "COLLECTIVE_TIMEOUT" in os.environ:
             timeout = timedelta(seconds=float(os.environ["COLLECTIVE_TIMEOUT"]))
-            distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
+            set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
+            set_timeout(timeout, dist.group.WORLD)
 
     def evaluate(self, model, batch):
         time.sleep(float(os.environ.get("SLOW_EVAL", "0")))

@@ -157,6 +157,10 @@ def test_a_tensor_beyond_its_data_is_refused(tmp_path):
 def test_wrong_indices_of_a_sparse_tensor_are_not_used(tmp_path):
     wrong = torch.sparse_coo_tensor(torch.tensor([[10**12]]), torch.ones(1), (2,), check_invariants=False)
     torch.save({"w": wrong, "rows": torch.eye(2).to_sparse_csr()}, tmp_path / "a.pt")
+    if torch.__version__ >= (2, 14):  # which checks them itself
+        with pytest.raises(RuntimeError, match="index"):
+            read_part(tmp_path / "a.pt")
+        return
     saved = read_part(tmp_path / "a.pt")
     assert saved.tensors["w.indices"]().tolist() == [[10**12]]
     assert saved.tensors["rows.rows"]().tolist() == [0, 1, 2]

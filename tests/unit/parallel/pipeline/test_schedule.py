@@ -44,6 +44,9 @@ class _RecordingStage:
     def perform_reduce_grad(self, _: int) -> None:
         """Nothing to reduce."""
 
+    def release_fwd_send_outputs(self, _: int) -> None:
+        """torch 2.15 frees them; there are none."""
+
     def get_fwd_recv_ops(self, _: int) -> list[object]:
         return []
 
