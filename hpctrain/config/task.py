@@ -8,7 +8,6 @@ from typing import Annotated
 from hpctrain.config import require
 
 EXTRAS = {
-    "hpctrain.tasks.digits": ("sklearn", "examples"),
     "hpctrain.tasks.keras_digits": ("keras", "keras"),
 }
 """By module of a task: the optional package that it imports, and the extra that installs it."""
@@ -18,7 +17,7 @@ RGB = require.that(lambda values: len(values) == 3, "must have one number per ch
 
 @dataclass(kw_only=True, slots=True)
 class Digits(require.Checked):
-    """scikit-learn's handwritten digits, 8 x 8 pixels, ten classes."""
+    """1,797 real handwritten digits, 8 x 8 pixels, ten classes."""
 
     _target_: str = "hpctrain.tasks.digits.Digits"
     """Class to instantiate."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +16,7 @@ from torch.utils.data import Dataset
 
 from hpctrain.data.fetch import TensorBatches
 from hpctrain.data.order import ShuffledOrder
-from hpctrain.errors import ConfigError, TaskError
+from hpctrain.errors import ConfigError
 from hpctrain.models.convnet import ConvNet
 from hpctrain.tasks.task import Sums, Task, classification_sums
 
@@ -26,7 +24,7 @@ _MEAN, _DEVIATION = 4.884, 6.017  # of all pixels, which go from 0 to 16
 
 
 class Digits(Task):
-    """Recognise the 1,797 real handwritten digits, 8 x 8 pixels, that come with scikit-learn.
+    """Recognise 1,797 real handwritten digits, 8 x 8 pixels, which come with hpctrain (`read_digits`).
 
     A sample is an image, float32 [1, 8, 8], and its label, int64. The split is the same for every seed.
 
@@ -52,11 +50,7 @@ class Digits(Task):
         return ConvNet()
 
     def train_dataset(self) -> Dataset[Any]:
-        """See `Task`.
-
-        Raises:
-            TaskError: scikit-learn isn't installed.
-        """
+        """See `Task`."""
         return _ShiftedDigits(*self._split[0]) if self.augment else TensorBatches(*self._split[0])
 
     def eval_dataset(self) -> Dataset[Any]:
@@ -94,22 +88,12 @@ class _ShiftedDigits(TensorBatches):
         return padded[:, down : down + 8, right : right + 8], label
 
 
-def read_digits(package: str = "sklearn") -> npt.NDArray[np.float32]:
-    """The table of digits that scikit-learn ships: 64 pixels and a label per row, float32 [1797, 65].
+def read_digits() -> npt.NDArray[np.float32]:
+    """The table of digits: 64 pixels from 0 to 16 and a label per row, float32 [1797, 65].
 
-    Args:
-        package: the name under which scikit-learn is installed.
-
-    Raises:
-        TaskError: scikit-learn isn't installed.
+    They are the test part of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak, UCI Machine
+    Learning Repository, https://doi.org/10.24432/C50P49, licensed under CC BY 4.0: the rows of scikit-learn's
+    `load_digits`. Only the format differs: digits.gz is the transposed table in uint8, which compresses better.
     """
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise TaskError('the digits task needs scikit-learn, which isn\'t installed: pip install "hpctrain[examples]"')
-    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    # read without importing scikit-learn, which takes about as long as importing PyTorch
-    if path.is_file():
-        with gzip.open(path, "rt") as lines:
-            return np.loadtxt(lines, delimiter=",", dtype=np.float32)
-    pixels, labels = import_module(f"{package}.datasets").load_digits(return_X_y=True)
-    return np.column_stack([pixels, labels]).astype(np.float32)
+    columns = np.frombuffer(gzip.decompress(Path(__file__).with_name("digits.gz").read_bytes()), np.uint8)
+    return np.ascontiguousarray(columns.reshape(65, -1).T, dtype=np.float32)

@@ -16,6 +16,7 @@ import pytest
 import hpctrain
 
 ROOT = Path(__file__).parents[2]
+DIGITS = "hpctrain/tasks/digits.gz"
 COMPOSE_EACH_GROUP = """
 import json
 import sys
@@ -34,6 +35,20 @@ for group, option in last_of_each.items():
     done.append(f"{group}/{option}")
 print(json.dumps({"file": compose.__file__, "conf": str(compose.conf_dir()), "done": done}))
 """
+
+OPTIONAL = [
+    "datasets",
+    "keras",
+    "mlflow",
+    "optuna",
+    "pandas",
+    "sklearn",
+    "textual",
+    "tiktoken",
+    "torchmetrics",
+    "wandb",
+]
+"""The modules that only the extras of hpctrain install."""
 
 
 def run(command, cwd, **variables):
@@ -61,7 +76,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """A fresh virtual environment with the wheel in it; what hpctrain depends on is this environment's."""
+    """A fresh virtual environment with the wheel; what hpctrain requires is this environment's, without the extras."""
     folder = tmp_path_factory.mktemp("venv")
     run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder)
     python = folder / "bin" / "python"
@@ -70,6 +85,7 @@ def installed(wheel, tmp_path_factory):
     # a folder that a .pth file adds doesn't have its own .pth files read: the checkout's editable install stays out
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    (site / "hidden.pth").write_text(f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))\n")
     return folder
 
 
@@ -82,17 +98,20 @@ def test_what_is_in_it(wheel):
     assert checkout == {name for name in names if name.startswith("hpctrain/conf/")}
 
 
-def test_the_licence_is_in_wheel_and_sdist(wheel, tmp_path):
+def test_licence_and_digits_are_in_wheel_and_sdist(wheel, tmp_path):
     text = (ROOT / "LICENSE").read_bytes()
     assert text.strip().startswith(b"Apache License\n")
     with zipfile.ZipFile(wheel) as archive:
         (inside,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
         assert archive.read(inside) == text
+        assert DIGITS in archive.namelist()
     run([sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)], ROOT)
     (sdist,) = tmp_path.glob("hpctrain-*.tar.gz")
     with tarfile.open(sdist) as archive:
-        (inside,) = (name for name in archive.getnames() if name.count("/") == 1 and name.endswith("/LICENSE"))
+        names = archive.getnames()
+        (inside,) = (name for name in names if name.count("/") == 1 and name.endswith("/LICENSE"))
         assert archive.extractfile(inside).read() == text
+    assert f"{names[0].partition('/')[0]}/{DIGITS}" in names
 
 
 @pytest.mark.nightly
@@ -114,3 +133,10 @@ def test_its_commands_work(installed, tmp_path):
     script = run([python, "-m", "hpctrain", "cluster=slurm", "nodes=2", "cluster.dry_run=true"], tmp_path)
     assert "#SBATCH --nodes=2" in script
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_training_needs_no_extra(installed, tmp_path):
+    python = str(installed / "bin" / "python")
+    output = run([python, "-m", "hpctrain", "run_dir=run", "trainer.max_steps=2"], tmp_path)
+    assert "task        hpctrain.tasks.digits.Digits" in output
+    assert (tmp_path / "run" / "checkpoints" / "step_00000002").is_dir()

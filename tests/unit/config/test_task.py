@@ -9,7 +9,6 @@ from hpctrain.config.task import EXTRAS
 from hpctrain.errors import ConfigError
 
 CLASSES = {
-    "hpctrain.tasks.digits": ["Digits"],
     "hpctrain.tasks.keras_digits": ["KerasDigits"],
 }
 
