@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.cluster import Slurm, check_container, check_mounted
-from hpctrain.config.logger import SERVICES
+from hpctrain.config.logger import FILE_STORE_REMEDY, FILE_STORE_VARIABLE, SERVICES
 from hpctrain.config.optimizer import (
     ParameterOptions,
     entries_of,
@@ -138,12 +138,11 @@ def _require_package(key: str, value: object, package: str, extra: str) -> None:
 
 
 def _check_services(config: Config, environ: Mapping[str, str]) -> None:
-    enabled, mlflow = config.logger.enabled_services, config.logger.mlflow
+    enabled = config.logger.enabled_services
     for name in enabled:
         _require_package(f"logger.{name}.enabled", "true", name, name)
-    if mlflow.enabled and mlflow.tracking_uri is None and not environ.get("MLFLOW_TRACKING_URI"):
-        remedy = "set it to the server's address, such as http://login1:5000, or export MLFLOW_TRACKING_URI"
-        raise ConfigError("logger.mlflow.tracking_uri", None, "MLflow needs a server", remedy)
+    if config.logger.mlflow.enabled:
+        _check_mlflow_server(config, environ)
     variables = [f"cluster.env.{name}" for name in config.cluster.env]
     if isinstance(config.cluster, Slurm):
         variables += [f"cluster.container.env.{name}" for name in config.cluster.container.env]
@@ -152,6 +151,18 @@ def _check_services(config: Config, environ: Mapping[str, str]) -> None:
         if key.rpartition(".")[2] in secrets:
             problem = "would be in config.yaml, which others may read"
             raise ConfigError(key, "***", problem, "export it where you submit, or use ~/.netrc")
+
+
+def _check_mlflow_server(config: Config, environ: Mapping[str, str]) -> None:
+    key = "logger.mlflow.tracking_uri"
+    address = config.logger.mlflow.tracking_uri or environ.get("MLFLOW_TRACKING_URI")
+    if not address:
+        remedy = "set it to the server's address, such as http://login1:5000, or export MLFLOW_TRACKING_URI"
+        raise ConfigError(key, None, "MLflow needs a server", remedy)
+    names_folder = address.startswith("file:") or (":" not in address and address != "databricks")
+    allowed = {**environ, **config.cluster.env}.get(FILE_STORE_VARIABLE, "")
+    if names_folder and allowed.lower() not in ("true", "1"):
+        raise ConfigError(key, address, "is a folder, which MLflow refuses since version 3.13", FILE_STORE_REMEDY)
 
 
 def _check_parallel(config: Config, world_size: int | None) -> None:

@@ -13,6 +13,12 @@ from hpctrain.errors import ConfigError
 
 LONGEST_WAIT_S = 10
 """SLURM ends rank zero 15 s after the other ranks have ended."""
+FILE_STORE_VARIABLE = "MLFLOW_ALLOW_FILE_STORE"
+"""The variable without which MLflow refuses folders, since version 3.13."""
+FILE_STORE_REMEDY = (
+    "name a server such as http://login1:5000 or, after pip install mlflow, a database such as "
+    f"sqlite:////home/me/mlflow.db, or export {FILE_STORE_VARIABLE}=true"
+)
 TAGS = require.each(
     require.that(
         lambda tag: 1 <= len(tag) <= 64,

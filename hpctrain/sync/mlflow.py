@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from hpctrain.config.logger import FILE_STORE_REMEDY, FILE_STORE_VARIABLE
 from hpctrain.files import describe_os_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.sent_run import Description, ReportedState, Row
@@ -81,8 +82,15 @@ class MLflowServer:
             from mlflow import MlflowClient
 
             address = self._address(run)
-            self._client = MlflowClient(tracking_uri=address)
-            experiment = self._experiment(_experiment_name(run))
+            try:
+                self._client = MlflowClient(tracking_uri=address)
+                experiment = self._experiment(_experiment_name(run))
+            except Exception as error:
+                if FILE_STORE_VARIABLE not in str(error):
+                    raise
+                raise ServiceSetupError(
+                    f"MLflow refuses the folder {without_user(address)}: {FILE_STORE_REMEDY}"
+                ) from error
             is_known = bool(known_id) and self._is_active(known_id)
             self._run_id = known_id if is_known else self._search(experiment, run.digest)
             self._found_again = bool(self._run_id) and not is_known

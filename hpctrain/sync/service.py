@@ -54,7 +54,7 @@ class Service(Protocol):
     """A run at a service, in one process. No method is called again after one of them has raised an error.
 
     `open`, `send` and `close` raise a ServiceError if the service can't be reached, or refuses; `destination` and
-    `open` raise a ServiceSetupError if no server is known.
+    `open` raise a ServiceSetupError if no server is known, or the client never takes the one that is.
 
     Attributes:
         confirms_at_close: whether only `close` waits until the service has what it was sent.

@@ -105,7 +105,7 @@ def send_once(transfer: Transfer, *, quiet: bool = False, rows: Rows | None = No
     Raises:
         BusyError: another process sends it.
         ServiceError: the service can't be reached, or refuses.
-        ServiceSetupError: its package isn't installed, or no server is known.
+        ServiceSetupError: its package isn't installed, no server is known, or MLflow refuses a folder.
         RunDirectoryError: everything is asked for, but the run may continue.
         OSError: the file system's error.
     """
@@ -140,7 +140,7 @@ def follow(transfer: Transfer, sleep: Callable[[float], None] = time.sleep) -> E
         sleep: waits for some seconds.
 
     Raises:
-        ServiceSetupError: its package isn't installed, or no server is known.
+        ServiceSetupError: its package isn't installed, no server is known, or MLflow refuses a folder.
         RunDirectoryError: everything is asked for, but the run may continue.
     """
     pauses = _pauses()

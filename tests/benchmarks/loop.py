@@ -11,7 +11,7 @@ measured with all of it off and with its logging on. `convnet:2` means two gloo 
 Times are medians over rounds with the span in brackets; `over` is the median of each round's difference to the loop by
 hand of the same round; `CPU` is the time of all threads per step; `first step` is from the process's start; `peak` is
 the largest resident size. OMP_NUM_THREADS is the cores over the processes, or what --threads says. Peers that aren't
-installed are left out (pip install lightning accelerate).
+installed are left out (pip install 'lightning!=2.6.2,!=2.6.3' accelerate: these two releases were malicious).
 """
 
 from __future__ import annotations

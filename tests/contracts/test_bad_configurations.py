@@ -1049,6 +1049,23 @@ def test_a_server_and_a_key_are_refused_where_they_are_missing_or_would_be_store
     assert f"{variable}=***: would be in config.yaml" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("uri", ["mlruns", "/store", "file:/store"])
+def test_a_folder_of_mlflow_is_refused_unless_mlflow_takes_it(uri, monkeypatch, empty_folder, capfd):
+    monkeypatch.setattr(checks, "_require_package", lambda *_: None)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    words = ["cluster=slurm", "cluster.dry_run=true", "logger.mlflow.enabled=true"]
+    assert main([*words, f"logger.mlflow.tracking_uri={uri}"]) == 2
+    assert f"logger.mlflow.tracking_uri={uri}: is a folder, which MLflow refuses" in capfd.readouterr().err
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert main(words) == 2
+    assert "or export MLFLOW_ALLOW_FILE_STORE=true" in capfd.readouterr().err
+    for other in ("sqlite:////store/mlflow.db", "databricks", "http://login1:5000"):
+        assert main([*words, f"logger.mlflow.tracking_uri={other}"]) == 0
+    assert main([*words, "cluster.env.MLFLOW_ALLOW_FILE_STORE=true"]) == 0
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    assert main(words) == 0
+
+
 NEAR_MISSES = {
     "trainer.accumulate_grad_batches=2": "set trainer.micro_batch_size",
     "gradient_accumulation_steps=2": "set trainer.micro_batch_size",

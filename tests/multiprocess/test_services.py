@@ -319,6 +319,19 @@ def test_another_wandb_server_and_a_copy_get_the_whole_run_and_none_gets_a_row_t
     assert asked.stdout.splitlines()[-1] == "20", asked.stderr
 
 
+def test_without_a_server_mlflow_takes_a_database_and_refuses_a_folder(run, environment, tmp_path):
+    pytest.importorskip("mlflow.server")
+    run.train(0, 4)
+    done = sync(run, "mlflow", environment, "--server", f"{tmp_path}/store", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"hpctrain: error: MLflow refuses the folder {tmp_path}/store: name a server")
+    done = sync(run, "mlflow", environment, "--server", f"sqlite:///{tmp_path}/mlflow.db", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    allowed = environment | {"MLFLOW_ALLOW_FILE_STORE": "true"}
+    done = sync(run, "mlflow", allowed, "--server", f"{tmp_path}/store", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_another_mlflow_experiment_a_deleted_run_and_a_copy_get_the_whole_run(
     run, environment, mlflow_server, tmp_path
 ):

@@ -127,6 +127,19 @@ def test_without_a_server_its_user_has_to_name_one(client, tmp_path, monkeypatch
         open_server(tmp_path)
 
 
+def test_a_folder_that_mlflow_refuses_ends_in_what_to_name_instead(client, tmp_path, monkeypatch):
+    # as MLflow 3.17 words it
+    text = "The filesystem tracking backend is in maintenance mode. [...] set `MLFLOW_ALLOW_FILE_STORE=true` to opt out"
+
+    def refuse(self, tracking_uri):
+        raise RefusedError(text)
+
+    monkeypatch.setattr(client, "__init__", refuse)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:/store")
+    with pytest.raises(ServiceSetupError, match=r"^MLflow refuses the folder file:/store: name a server .*=true$"):
+        open_server(tmp_path)
+
+
 @pytest.mark.parametrize("known_id", ["lost", "deleted"])
 def test_a_run_that_the_server_does_not_have_any_more_is_made_anew(client, tmp_path, known_id):
     del client
