@@ -76,6 +76,7 @@ def _head(status: RunStatus, title: str) -> Markup:
         ("gone", "" if status.gone_step is None else f"the checkpoint of step {status.gone_step}"),
         ("damaged", " ".join(status.set_aside)),
         ("warning", status.best_warning),
+        *(("not exact", text) for text in status.not_exact),
     ]
     return joined([heading, note, descriptions(about), facts(pairs)])
 

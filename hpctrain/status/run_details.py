@@ -6,7 +6,7 @@ import os
 import shlex
 
 from hpctrain.attempt.requeue import NO_PROGRESS_REPORTED
-from hpctrain.phrases import aligned, counted, duration, listed, local_time, on_one_line
+from hpctrain.phrases import aligned, duration, listed, local_time, on_one_line
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.config_change import changed_values
 from hpctrain.run.directory import RunDirectory
@@ -63,7 +63,7 @@ def run_details(status: RunStatus, now: float) -> str:
     if status.attempts:
         lines.append("attempts")
         lines += [f"  {line}" for line in attempts_table(status, now)]
-        lines += _changes_of_size(status)
+    lines += [f"not exact   {text}" for text in status.not_exact]
     if spent := _shares_of_time(status.account, with_ratio=status.knows_step):
         lines.append(f"time        {spent}")
     if status.bottleneck is not None:
@@ -127,20 +127,6 @@ def _next_commands(status: RunStatus) -> list[str]:
     over = " resume.from_scratch=true" if status.gone_step is not None and status.checkpoint_step is None else ""
     # a run whose state can't be determined here may be running
     return [logs] if status.state is RunState.UNKNOWN else [logs, f"resume {run}{over}"]
-
-
-def _changes_of_size(status: RunStatus) -> list[str]:
-    """Name the attempts that resumed from the checkpoint of another number of ranks, and saved something themselves."""
-    return [
-        f"not exact   from attempt {attempt.attempt} on: {counted(attempt.world_size or 0, 'rank')} resumed from a "
-        f"checkpoint of {attempt.resumed_world_size}; the samples of each step are the same"
-        for attempt in status.attempts
-        if attempt.resumed_world_size is not None and _may_have_saved(attempt)
-    ]
-
-
-def _may_have_saved(attempt: Attempt) -> bool:
-    return attempt.saved_step is None or attempt.saved_step > (attempt.start_step or 0)
 
 
 def attempts_table(status: RunStatus, now: float) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import describe_os_error
-from hpctrain.phrases import all_of
+from hpctrain.phrases import all_of, counted, numbered
 from hpctrain.run.bottleneck import Bottleneck, read_bottleneck
 from hpctrain.run.checkpoints import BestCheckpoint, is_complete, saved_step
 from hpctrain.run.config_change import trained_varied
@@ -73,6 +73,7 @@ class RunStatus:
         gone_step: of the newest checkpoint that the run saved, if it is gone; None otherwise.
         saved_path: of that save; None for a training.
         set_aside: names of damaged checkpoints that a resume passed over.
+        not_exact: why the weights may differ from those of an uninterrupted run: other ranks, or another torch.
         attempts: oldest first; an open one with the times that it has recorded so far.
         account: where the wall time went.
         bottleneck: the newest bottleneck that an attempt recorded; None without one.
@@ -99,6 +100,7 @@ class RunStatus:
     gone_step: int | None = None
     saved_path: str | None = None
     set_aside: tuple[str, ...] = ()
+    not_exact: tuple[str, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     account: Account = NOTHING
     bottleneck: Bottleneck | None = None
@@ -274,11 +276,30 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
         gone_step=gone_step(directory),
         saved_path=None if save is None else str(save.path),
         set_aside=tuple(path.name for path in directory.set_aside()),
+        not_exact=tuple(_not_exact(status.attempts)),
         account=account(
             attempts, records.submissions, state=status.state, saved_step=saved_or_counted, now=time.time()
         ),
         bottleneck=directory.newest(read_bottleneck, claims),
     )
+
+
+def _not_exact(attempts: Sequence[Attempt]) -> Iterator[str]:
+    versions: dict[str, list[int]] = {}
+    for attempt in attempts:
+        if attempt.saved_step is not None and attempt.saved_step <= (attempt.start_step or 0):
+            continue  # it saved nothing that later attempts could have resumed from
+        if attempt.resumed_world_size is not None:
+            ranks = counted(attempt.world_size or 0, "rank")
+            yield (
+                f"from attempt {attempt.attempt} on: {ranks} resumed from a checkpoint of "
+                f"{attempt.resumed_world_size}; the samples of each step are the same"
+            )
+        if attempt.torch is not None:
+            versions.setdefault(attempt.torch, []).append(attempt.attempt)
+    if len(versions) > 1:
+        places = [f"torch {version} in {numbered('attempt', numbers)}" for version, numbers in versions.items()]
+        yield f"{'; '.join(places)}: the weights may differ from those of a run with one version"
 
 
 def _best_warning(status: RunStatus, directory: RunDirectory, saved_step: int) -> str:

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 
+from hpctrain.status.run_status import read_statuses
 from tests.multiprocess.programs.compared_runs import taken
 
 QUIET = (
@@ -119,10 +120,14 @@ def test_another_torch_than_before_is_a_warning(train):
     installed = json.loads(manifest.read_text())["versions"]["torch"]
     assert f'"torch": "{installed}"' in ledger.read_text()
     ledger.write_text(ledger.read_text().replace(f'"torch": "{installed}"', '"torch": "1.2.3"'))
+    damage(run, 12)  # so that the next attempt trains four steps
     as_if_interrupted(run)
     code, run, output = train("run", *QUIET)
     assert code == 0, output
     assert f"this attempt has torch {installed}, and attempt 1 had torch 1.2.3" in output
+    (status,) = read_statuses([run.directory])
+    differ = "the weights may differ from those of a run with one version"
+    assert status.not_exact == (f"torch 1.2.3 in attempt 1; torch {installed} in attempt 2: {differ}",)
     manifest.write_text(manifest.read_text().replace(f'"torch": "{installed}"', '"torch": "1.2.3"'))
     ledger.write_text(ledger.read_text().replace('"torch": ', '"other": '))
     as_if_interrupted(run)

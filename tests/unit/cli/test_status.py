@@ -202,10 +202,35 @@ def test_from_which_attempt_on_a_run_is_not_exact(make_run, capsys):
     )
 
 
+def train_with(directory, *versions):
+    """An attempt for each version of torch; each saves five steps."""
+    for number, version in enumerate(versions):
+        begin(directory, step=5 * number, torch=version)
+        end(directory, Reason.PREEMPTED, 5 * number + 5, saved_step=5 * number + 5)
+
+
+def test_which_attempts_had_which_torch(make_run, capsys):
+    directory = make_run("digits/a")
+    train_with(directory, "2.13.0", "2.13.0", "2.14.0", None)
+    text = (
+        "torch 2.13.0 in attempts 1, 2; torch 2.14.0 in attempt 3: the weights may differ from those of a run with one "
+        "version"
+    )
+    assert [line for line in shown(capsys, "digits") if line.startswith("not exact")] == [f"not exact   {text}"]
+    assert main(["digits/a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_exact"] == [text]
+
+
+def test_a_run_with_one_torch_is_exact(make_run, capsys):
+    train_with(make_run("digits/a"), "2.13.0", None, "2.13.0")
+    assert not [line for line in shown(capsys, "digits") if line.startswith("not exact")]
+
+
 def test_an_attempt_that_saved_nothing_leaves_the_run_exact(make_run, capsys):
     directory = make_run("digits/a")
-    begin(directory, step=7, resumed_world_size=8)
-    end(directory, Reason.NODE_FAILURE, 9, saved_step=7)
+    train_with(directory, "2.13.0")
+    begin(directory, step=5, resumed_world_size=8, torch="2.14.0")
+    end(directory, Reason.NODE_FAILURE, 9, saved_step=5)
     assert not [line for line in shown(capsys, "digits") if line.startswith("not exact")]
 
 
@@ -303,6 +328,7 @@ def test_json_of_one_run_is_an_object(make_run, capsys):
         "saved_path": None,
         "gone_step": None,
         "set_aside": [],
+        "not_exact": [],
         "attempts": [
             {
                 "attempt": 1,

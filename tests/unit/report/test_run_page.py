@@ -98,6 +98,17 @@ def test_the_slowest_rank_over_time_is_drawn_from_the_metrics(interrupted, read_
     assert page.count("figure") == 6
 
 
+def test_why_a_run_is_not_exact(interrupted, read_page):
+    assert "not exact" not in run_page(interrupted.directory)
+    for attempt, ranks, version in ((3, 2, "2.13.0"), (4, 1, "2.14.0")):
+        Ledger(interrupted.directory).claim()
+        fields = {"world_size": ranks, "torch": version, "resumed_world_size": None if ranks == 2 else 2}
+        record(interrupted.directory, "start", attempt, 100, 1000.0 + 60 * attempt, **fields)
+    text = read_page(run_page(interrupted.directory)).text
+    assert "not exact from attempt 4 on: 1 rank resumed from a checkpoint of 2" in text
+    assert "not exact torch 2.13.0 in attempt 3; torch 2.14.0 in attempt 4: the weights may differ" in text
+
+
 def test_nothing_is_loaded_or_executed(interrupted):
     source = run_page(interrupted.directory)
     assert "http" not in source.replace('http-equiv="Content-Security-Policy"', "")
