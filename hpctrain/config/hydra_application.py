@@ -30,8 +30,7 @@ def call_application(composer: Composer, feature: str, method: str, **arguments:
         function = getattr(composer.application, method)
         inspect.signature(function).bind(**arguments)
     except (AttributeError, TypeError) as error:
-        problem = f"isn't possible with Hydra {hydra.__version__}"
-        raise ConfigError(
-            feature, None, problem, "install Hydra 1.3.8 or 1.4.0rc3, with which it was tested"
-        ) from error
+        problem = f"has no {feature} that hpctrain can call"
+        remedy = "install a release with which it was tested: 1.3.8 or 1.4.0rc3"
+        raise ConfigError("hydra-core", hydra.__version__, problem, remedy) from error
     function(**arguments)

@@ -88,7 +88,7 @@ def apply_override(override: Override, node: DictConfig) -> None:
 def _apply(override: Override, node: DictConfig) -> None:
     key, value = override.key_or_group, override.value()
     if override.package is not None:
-        problem = "places a group elsewhere with @, and there is no such group"
+        problem = "is placed elsewhere with @, as only groups are, and there is no such group"
         raise ConfigError(key, value_as_typed(override), problem, f"leave out @{override.package}")
     if override.type.name == "EXTEND_LIST":  # since Hydra 1.4, which already deprecates it
         raise ConfigError(key, value_as_typed(override), "can't extend a list", f"write the whole list: {key}=[...]")
@@ -98,7 +98,7 @@ def _apply(override: Override, node: DictConfig) -> None:
             return
         is_single = not isinstance(value, dict | list)
         if override.is_add() and is_single and OmegaConf.select(node, key, throw_on_missing=False) is not None:
-            raise ConfigError(f"+{key}", value, "already has a value", f"leave out the plus sign: {key}={value}")
+            raise ConfigError(f"+{key}", value, "already has a value", f"write it without the plus sign: {key}={value}")
         OmegaConf.update(node, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
     except OmegaConfBaseException as error:
         is_unknown = isinstance(error, ConfigAttributeError | ConfigKeyError) and override.type.name == "CHANGE"

@@ -6,10 +6,11 @@ OmegaConf takes longer to import than all of status.
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -63,22 +64,24 @@ def read_yaml(path: Path) -> str:
         ValueError: it isn't UTF-8, is nested too deeply, or refers to its own parts too often.
         YAMLError: it isn't YAML.
     """
-    return _checked(read_bytes(path))
+    return _checked(read_bytes(path), path)
 
 
-def _checked(data: bytes) -> str:
+def _checked(data: bytes, path: Path) -> str:
     text = data.decode()
     if len(text) > UNCHECKED_BYTES or "&" in text:
-        _refuse_deep(text)
+        stream = io.StringIO(text)
+        stream.name = str(path)  # errors in the YAML name it
+        _refuse_deep(stream)
     return text
 
 
-def _refuse_deep(text: str) -> None:
+def _refuse_deep(stream: IO[str]) -> None:
     """Raise if YAML is nested too deeply for libyaml, which would end the process, or too large without its aliases."""
     count = 0
     open_collections: list[tuple[str | None, int]] = []
     sizes: dict[str, int] = {}
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(stream, Loader=_LOADER):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_collections.pop()
             if anchor is not None:
@@ -101,15 +104,15 @@ def read_plain_config(path: Path) -> Mapping[str, Any]:
     try:
         # what is read goes to services, and into a report beside it: it must be no other file of this user
         with open_below(path.parent, path.name, at_most=LARGEST_BYTES) as file:
-            return parse_plain_config(file.read())
+            return parse_plain_config(file.read(), path)
     except OSError:
         return {}
 
 
-def parse_plain_config(data: bytes) -> Mapping[str, Any]:
-    """Parse a configuration; empty if that isn't possible."""
+def parse_plain_config(data: bytes, path: Path) -> Mapping[str, Any]:
+    """Parse the configuration that a file contains; empty if that isn't possible."""
     try:
-        config = yaml.load(_checked(data), Loader=_LOADER)
+        config = yaml.load(_checked(data, path), Loader=_LOADER)
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}

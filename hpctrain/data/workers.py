@@ -191,6 +191,15 @@ CONTEXTS: Mapping[str, type[multiprocessing.context.BaseContext]] = MappingProxy
 )
 
 
+def start_method() -> str:
+    """Return how workers are started: as the program has chosen, or else by a fork, whatever Python's own default.
+
+    The forkserver, the default since Python 3.14, pickles the dataset, imports torch in each worker, and its workers
+    see nothing of what the rank has read.
+    """
+    return multiprocessing.get_start_method(allow_none=True) or "fork"
+
+
 class _Flag:
     """One byte that a process shares with the processes forked from it; once set it stays set."""
 
@@ -241,7 +250,7 @@ def init_worker(_worker_id: int) -> None:
     # port of the next attempt's store.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     rank = multiprocessing.parent_process()
-    if multiprocessing.get_start_method() == "forkserver":
+    if start_method() == "forkserver":
         # its parent is the server, which lives as long as it does
         threading.Thread(target=_end_with_rank, name="rank", daemon=True).start()
     elif rank is not None and rank.pid != os.getppid():
@@ -334,7 +343,7 @@ def load_in_workers(
         collate_fn=BatchToPin if pin_memory else _unchanged,
         worker_init_fn=init_worker,
         generator=torch.Generator(),
-        multiprocessing_context=CONTEXTS[multiprocessing.get_start_method()](),
+        multiprocessing_context=CONTEXTS[start_method()](),
     )
     loader.check_worker_number_rationality()
     with signals_blocked(SIGNALS):  # in the workers, until `init_worker` has run there

@@ -130,7 +130,7 @@ def _read_config(directory: RunDirectory) -> tuple[Mapping[str, Any], bool]:
     try:
         with open_below(directory.path, directory.config.name, at_most=LARGEST_BYTES) as file:
             private = is_private(os.fstat(file.fileno())) and is_private(directory.path.stat())
-            return parse_plain_config(file.read()), private
+            return parse_plain_config(file.read(), directory.config), private
     except OSError:
         return {}, False
 

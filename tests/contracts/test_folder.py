@@ -38,7 +38,8 @@ def plant(folder: Path) -> None:
     # by `python -m` itself, before hpctrain starts
     early = {name.partition(".")[0] for name in loaded.stdout.split()}
     installed = {module.name for module in pkgutil.iter_modules()}
-    for name in {*sys.stdlib_module_names, *installed} - early - {"hpctrain"}:
+    # Python itself imports sitecustomize, which Debian's Python has, before any line of a program
+    for name in {*sys.stdlib_module_names, *installed} - early - {"hpctrain", "sitecustomize"}:
         (folder / f"{name}.py").write_text(f"open({str(folder / 'imported')!r}, 'a').write({name!r} + ' ')")
     plugins = folder / "hydra_plugins"
     plugins.mkdir()

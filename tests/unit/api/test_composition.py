@@ -15,6 +15,7 @@ from hydra.version import getbase
 import hpctrain
 from hpctrain.api.composition import as_words
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.compose import VERSION_BASE
 from hpctrain.errors import ConfigError
 
 
@@ -115,7 +116,7 @@ def test_folders_with_options_are_those_of_the_command(tmp_path, monkeypatch):
 def test_a_program_that_uses_hydra_keeps_it(tmp_path):
     (tmp_path / "theirs.yaml").write_text("answer: 42\n")
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(tmp_path), version_base="1.2"):
+    with initialize_config_dir(str(tmp_path), **VERSION_BASE):
         before, base = GlobalHydra.instance().hydra, getbase()
         hpctrain.compose(["nodes=1"])
         with pytest.raises(ConfigError):
@@ -135,7 +136,7 @@ def test_a_program_and_hpctrain_may_use_the_same_names_in_hydras_store(tmp_path,
     assert hpctrain.compose(["optimizer=adamw", "optimizer.lr=0.5"]).optimizer["lr"] == 0.5
     assert store.repo == before
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(tmp_path), version_base="1.2"):
+    with initialize_config_dir(str(tmp_path), **VERSION_BASE):
         assert hydra_compose("train", ["+optimizer=adamw"]) == {"answer": 42, "optimizer": {"momentum": 3}}
 
 

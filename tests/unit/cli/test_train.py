@@ -4,6 +4,7 @@ import re
 import pytest
 
 from hpctrain.cli.train import REFUSED, main
+from hpctrain.errors import ConfigError
 
 
 def named(text):
@@ -37,3 +38,27 @@ def test_nor_in_the_answer_to_a_flag_that_is_unknown(capsys):
 def test_a_list_of_slurms_is_shown_as_a_job_would_use_it(words, capsys):
     assert main([*words, "cluster=slurm", "cluster.partition=low,high", "cluster.sbatch.mail-type=END,FAIL"]) == 0
     assert re.search(r"partition[:=] ?low,high\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["-p", "trainer"], ["# @package trainer", "max_epochs: 10"]),
+        (["-p", "seed"], ["0"]),
+        (["-p", "_global_"], ["seed: 0"]),
+        (["--cfg", "all"], ["hydra:", "seed: 0"]),
+        (["--cfg", "hydra"], ["hydra:", "  verbose: false"]),
+        (["name=a", "run_dir='x/${name}'"], ["run_dir: x/${name}"]),
+        (["name=a", "run_dir='x/${name}'", "--resolve"], ["run_dir: x/a"]),
+    ],
+)
+def test_cfg_prints_a_part_of_the_configuration(words, lines, capsys):
+    assert main(["--cfg", "job", *words]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert set(lines) <= set(printed)
+    assert ("seed: 0" in printed) == ("seed: 0" in lines or "name=a" in words)
+
+
+def test_a_part_that_is_not_there_is_an_error():
+    with pytest.raises(ConfigError, match=r"^--package=nix: is not in the configuration; name a group, such as"):
+        main(["--cfg", "job", "-p", "nix"])

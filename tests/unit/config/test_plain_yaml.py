@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.plain_yaml import parse_plain_config, read_plain_config, read_plain_values
+from hpctrain.config.plain_yaml import parse_plain_config, read_plain_config, read_plain_values, to_yaml_text
 from hpctrain.config.stored import load, to_yaml
 from hpctrain.errors import ConfigError
 
@@ -111,6 +116,19 @@ def test_an_anchor_that_is_used_a_few_times_is_read(tmp_path):
 
 def test_what_json_lacks_is_text_or_a_list():
     text = "a: 2026-01-31\nb: !!binary aGk=\nc: !!set {x, y}\nd: !!timestamp 2026-01-31\n2026-01-31: 1\n"
-    config = parse_plain_config(text.encode())
+    config = parse_plain_config(text.encode(), Path())
     assert json.loads(json.dumps(config)) == config
     assert config == {"a": "2026-01-31", "b": "aGk=", "c": ["x", "y"], "d": "2026-01-31", "2026-01-31": 1}
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)))
+@example("1e-3")
+@example("1_000")
+@example("inf")
+@example("on")
+@example("2026-01-31")
+@example("🙂\n")
+def test_omegaconf_reads_what_was_written(value):
+    text = to_yaml_text({"key": {"name": value}})
+    loaded = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+    assert loaded == {"key": {"name": value}}

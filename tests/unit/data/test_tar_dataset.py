@@ -251,6 +251,14 @@ def test_a_forged_header_is_damage(tmp_path, headers):
     assert not (tmp_path / "s.tar.index").exists()
 
 
+def test_a_header_for_all_files_is_none_of_them(tmp_path):
+    """As `git archive` writes it."""
+    path = tmp_path / "s.tar"
+    write_tar(path, [("0.txt", b"x"), ("1.txt", b"y")], tarfile.USTAR_FORMAT)
+    path.write_bytes(tarfile.TarInfo.create_pax_global_header({"comment": "d" * 40}) + path.read_bytes())
+    assert len(index_of(path)) == 2
+
+
 def test_a_pipe_in_place_of_a_tar_file_or_of_an_index_is_not_waited_for(shards):
     os.mkfifo(shards / "pipe.tar")
     with pytest.raises(TaskError, match=r"pipe\.tar can't be read \(not a regular file\)"):

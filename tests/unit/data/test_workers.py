@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -311,7 +312,9 @@ def test_workers_hand_over_their_batches_though_tmpdir_is_too_long_for_a_socket(
     fetcher, requests = BatchFetcher(Drawing(torch.arange(8)), 0), [(0, numpy.array([index])) for index in range(3)]
     assert [batch[0].item() for batch in fetch_batches(fetcher, requests, Workers(1))] == [0, 1, 2]
     monkeypatch.setattr("hpctrain.data.workers.SHORT_FOLDERS", ())
-    with pytest.raises(HpctrainError, match=f"its path has {len(str(folder))} bytes"):
+    python_does_so = sys.version_info >= (3, 14)
+    refused = pytest.raises(HpctrainError, match=f"its path has {len(str(folder))} bytes")
+    with contextlib.nullcontext() if python_does_so else refused:
         next(fetch_batches(fetcher, requests, Workers(1)))
 
 
