@@ -241,11 +241,13 @@ def _encode_histogram(values: Array, bins: int) -> bytes:
 def _bin(flat: Array, bins: int) -> tuple[list[int], list[float]]:
     if not flat.size:
         return [], []
-    try:
-        counts, edges = np.histogram(flat, bins)
-    except ValueError:
-        # the range has no such number of different edges, or is too wide
-        return [flat.size], [float(flat.min()), float(flat.max())]
+    low, high = float(flat.min()), float(flat.max())
+    margin = 0.5 * (low == high)  # as np.histogram
+    edges = np.linspace(low - margin, high + margin, bins + 1)
+    if not np.all(np.diff(edges) > 0):
+        # the range has no such number of different edges, or is too wide; np.histogram checks that since NumPy 2.2
+        return [flat.size], [low, high]
+    counts, edges = np.histogram(flat, bins)
     return counts.tolist(), edges.tolist()
 
 

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Unpacks the SLURM of another Debian release beside the one that is installed, with the libraries that it needs.
+# Unpacks the SLURM, or the Python, of another Debian release beside the installed one, with the libraries that it needs.
 #
 #   bash slurm/sandbox/unpack.sh trixie /opt/slurm-trixie        # SLURM 24.11; use forky for the newest
 #   PATH=/opt/slurm-trixie/bin:$PATH python slurm/sandbox up
+#   bash slurm/sandbox/unpack.sh forky /opt/python-forky python  # /opt/python-forky/root/usr/bin/python3.14
 #
 # The packages come from the mirror that apt is configured with, checked by its keyring. If apt has no source of Debian,
 # as on Ubuntu, set DEBIAN_MIRROR to a mirror's URL, and install debian-archive-keyring. Nothing outside of that folder
 # changes. Its programs have the other release's loader and libraries written into them, so the folder can't be moved.
 # munge and MariaDB remain those of this machine.
 set -euo pipefail
-release=${1:?usage: unpack.sh RELEASE FOLDER}
-folder=${2:?usage: unpack.sh RELEASE FOLDER}
+release=${1:?usage: unpack.sh RELEASE FOLDER [python]}
+folder=${2:?usage: unpack.sh RELEASE FOLDER [python]}
+[ "${3:-}" = python ] && wanted="python3 python3-venv" || wanted="slurmctld slurmd slurm-client slurmdbd"
 # label, component, address and file of each source; apt knows the label once it has the source's list
 sources() { apt-get indextargets --format '$(LABEL) $(COMPONENT) $(REPO_URI) $(SOURCESENTRY)' "Created-By: Packages"; }
 debian() { sources | awk '$1 == "Debian" && $2 == "main" && !n++ { print $3, $4 }'; }
@@ -54,12 +56,22 @@ APT::Sandbox::User "root";
 END
 export APT_CONFIG=$apt/apt.conf
 apt-get update -qq
-packages=$(apt-get install --simulate --no-install-recommends slurmctld slurmd slurm-client slurmdbd | awk '/^Inst/ { print $2 }')
+packages=$(apt-get install --simulate --no-install-recommends $wanted | awk '/^Inst/ { print $2 }')
 (cd "$folder/debs" && apt-get download -qq $packages)
 for package in "$folder"/debs/*.deb; do dpkg-deb --extract "$package" "$folder/root"; done
 
 library=$(dirname "$(find "$folder/root/usr/lib" -name 'libc.so.6' | head -n 1)")
 loader=$(find "$folder/root/usr" -name 'ld-linux-*.so.*' | head -n 1)
+if [ "${3:-}" = python ]; then
+    python=$(find "$folder/root/usr/bin" -name 'python3.*' -type f)
+    # in place: it looks for its standard library from there
+    patchelf --set-interpreter "$loader" --force-rpath --set-rpath "$library" "$python"
+    # where venv takes pip from
+    grep -rl /usr/share/python-wheels "$folder"/root/usr/lib/python3.* | xargs sed -i "s#/usr/share/python-wheels#$folder/root&#"
+    "$python" --version
+    touch "$folder/complete"
+    exit
+fi
 ln -sfn "$library/slurm-wlm" "$folder/plugins"
 for name in slurmctld slurmd slurmstepd slurmdbd srun sbatch salloc scancel scontrol sinfo squeue sacct sacctmgr sattach sstat; do
     for found in "$folder"/root/usr/{sbin,bin}/$name{-wlm,}; do
