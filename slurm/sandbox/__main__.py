@@ -275,6 +275,10 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
     add("--no-requeue", action="store_false", dest="requeue", help=requeue)
     switches = "the nodes are on two switches, the last ones on the first: SLURM 26.05 gives those the first tasks"
     add("--switches", action="store_true", help=switches)
+    types = "GPUs of the type a100 on the first half of the nodes, h100 on the others, and a partition for each"
+    add("--gpu-types", action="store_true", help=types)
+    form = "sbatch takes GPUs in this form only, and only with a type (default: any)"
+    add("--gpu-form", choices=["any", "gpus-per-node", "gres", "gpus-per-task"], default=default.gpu_form, help=form)
     add("--expedite", action="store_true", help="sbatch --requeue=expedite works (SLURM 25.11 and later)")
 
 

@@ -36,7 +36,7 @@ def slurm_conf(home: Path, record: Record, groups: Groups) -> str:
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
         f"DefMemPerCPU={MEMORY_PER_NODE_MB // CPUS_PER_NODE}",
-        "GresTypes=gpu",
+        f"GresTypes=gpu{',nvme' * options.gpu_types}",
         "SlurmdParameters=config_overrides",
         f"JobRequeue={int(options.requeue)}",
         "ReturnToService=2",
@@ -47,6 +47,11 @@ def slurm_conf(home: Path, record: Record, groups: Groups) -> str:
         f"PartitionName=low Default=YES PriorityTier=1 PreemptMode={mode} GraceTime={options.grace_time_s}",
         *(_every_preemption(options.grace_time_s) if options.every_preemption else []),
         "PartitionName=high PriorityTier=2 PreemptMode=OFF",
+        *(
+            f"PartitionName={kind} Nodes={','.join(names)}"
+            for kind, names in options.nodes_by_gpu_type.items()
+            if names
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -60,9 +65,40 @@ def daemons_conf(home: Path, record: Record, groups: Groups) -> str:
     return slurm_conf(home, record, groups) + f"MessageTimeout={answer_s}\nTCPTimeout={answer_s // 2}\n"
 
 
-def gres_conf(home: Path) -> str:
+def gres_conf(home: Path, record: Record) -> str:
     """gres.conf: GPUs that are counted and bound as real ones are."""
-    return f"Name=gpu File={home}/gpu[0-{GPUS_PER_NODE - 1}]\n"
+    gpus = f"Name=gpu File={home}/gpu[0-{GPUS_PER_NODE - 1}]"
+    lines = [
+        f"NodeName={','.join(names)} {gpus} Type={gpu_type}"
+        for gpu_type, names in record.options.nodes_by_gpu_type.items()
+    ]
+    return "\n".join([*lines, "Name=nvme Count=2"] if lines else [gpus]) + "\n"
+
+
+def cli_filter_lua(gpu_form: str) -> str:
+    """cli_filter.lua: sbatch refuses GPUs in other forms, and without a type, with an error of this site's own."""
+    return f"""\
+function slurm_cli_pre_submit(options, offset)
+  for _, form in ipairs({{"gpus", "gpus-per-node", "gres", "gpus-per-task"}}) do
+    local value = options["type"] == "sbatch" and options[form] or ""
+    if form ~= "gres" and value ~= "" or value:find("gpu") then
+      if form ~= "{gpu_form}" or not value:find("%a+%d+:") then
+        slurm.log_error("this site takes GPUs by --{gpu_form} only, with a type")
+        return slurm.ERROR
+      end
+    end
+  end
+  return slurm.SUCCESS
+end
+
+function slurm_cli_setup_defaults(options, early)
+  return slurm.SUCCESS
+end
+
+function slurm_cli_post_submit(offset, job_id, step_id)
+  return slurm.SUCCESS
+end
+"""
 
 
 def topology_conf(record: Record) -> str:
@@ -149,6 +185,7 @@ def _controller(home: Path, record: Record) -> list[str]:
         f"MaxArraySize={record.options.max_array_size}",
         *([f"SlurmctldParameters={parameters}"] if parameters else []),
         *(["TopologyPlugin=topology/tree"] if record.options.switches else []),
+        *(["CliFilterPlugins=cli_filter/lua"] if record.options.gpu_form != "any" else []),
         *(accounting if record.options.accounting else []),
     ]
 
@@ -178,5 +215,6 @@ def _every_preemption(grace_time_s: int) -> list[str]:
 def _node(record: Record, name: str) -> str:
     return (
         f"NodeName={name} NodeAddr={record.address(name)} CPUs={CPUS_PER_NODE} Sockets=1 "
-        f"CoresPerSocket={CPUS_PER_NODE} ThreadsPerCore=1 RealMemory={MEMORY_PER_NODE_MB} Gres=gpu:{GPUS_PER_NODE}"
+        f"CoresPerSocket={CPUS_PER_NODE} ThreadsPerCore=1 RealMemory={MEMORY_PER_NODE_MB} "
+        f"Gres={record.options.gres(name)}"
     )

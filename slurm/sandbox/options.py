@@ -32,6 +32,10 @@ class Options:
             the first tasks (TopologyPlugin=topology/tree).
         expedite: Whether jobs may ask for `--requeue=expedite` (SlurmctldParameters=enable_expedited_requeue, from
             SLURM 25.11 on).
+        gpu_types: Whether the first half of the nodes has GPUs of the type a100, and the others of the type h100, each
+            half with a partition of that name; and each node two nvme, another generic resource.
+        gpu_form: The only form in which sbatch takes a request of GPUs, and only with a type: gpus-per-node, gres or
+            gpus-per-task (CliFilterPlugins=cli_filter/lua); any for all forms.
     """
 
     nodes: int = 4
@@ -49,8 +53,21 @@ class Options:
     requeue: bool = True
     switches: bool = False
     expedite: bool = False
+    gpu_types: bool = False
+    gpu_form: str = "any"
 
     @property
     def node_names(self) -> list[str]:
         """n1 to nN."""
         return [f"n{index}" for index in range(1, self.nodes + 1)]
+
+    def gres(self, name: str) -> str:
+        """The generic resources of a node."""
+        types = [gpu_type for gpu_type, names in self.nodes_by_gpu_type.items() if name in names]
+        return f"gpu:{types[0]}:{GPUS_PER_NODE},nvme:2" if types else f"gpu:{GPUS_PER_NODE}"
+
+    @property
+    def nodes_by_gpu_type(self) -> dict[str, list[str]]:
+        """The names of the nodes by the type of their GPUs; empty without types."""
+        half = (self.nodes + 1) // 2
+        return {"a100": self.node_names[:half], "h100": self.node_names[half:]} if self.gpu_types else {}

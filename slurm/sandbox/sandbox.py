@@ -220,10 +220,12 @@ class Sandbox:
         groups = cgroups.detect(record.options)
         (self.path / "slurm.conf").write_text(files.slurm_conf(self.path, record, groups))
         (self.path / "daemons.conf").write_text(files.daemons_conf(self.path, record, groups))
-        (self.path / "gres.conf").write_text(files.gres_conf(self.path))
+        (self.path / "gres.conf").write_text(files.gres_conf(self.path, record))
         (self.path / "cgroup.conf").write_text(files.cgroup_conf(self.path, groups))
         if record.options.switches:
             (self.path / "topology.conf").write_text(files.topology_conf(record))
+        if record.options.gpu_form != "any":
+            (self.path / "cli_filter.lua").write_text(files.cli_filter_lua(record.options.gpu_form))
         if record.options.oci:
             (self.path / "oci.conf").write_text(files.oci_conf(self.path))
         for index in range(GPUS_PER_NODE):
