@@ -25,6 +25,7 @@ from hpctrain.config.precision import FORMATS
 from hpctrain.config.program import USAGE, check_program, program_warnings
 from hpctrain.config.resources import (
     check_division,
+    check_gpu_request,
     check_node_counts,
     ranks_per_node,
     require_gpu_for_each_rank,
@@ -201,7 +202,7 @@ def warnings_of(config: RunConfig) -> list[str]:
     if isinstance(config, Config):
         lines = _warnings_of_training(config)
     cluster = config.cluster
-    if isinstance(cluster, Slurm) and cluster.gpus_per_node is None and "gpu" in (cluster.partition or "").lower():
+    if isinstance(cluster, Slurm) and cluster.node_gpus is None and "gpu" in (cluster.partition or "").lower():
         problem = f"cluster.partition={cluster.partition} looks like a GPU partition, but the run requests no GPU"
         lines.append(f"{problem}; set cluster.gpus_per_node=N, or 0 if this is intended")
     return lines
@@ -265,6 +266,7 @@ def _check_run(config: RunConfig, world_size: int | None) -> None:
     if isinstance(config.cluster, Slurm) and world_size is None:
         container = config.cluster.container
         check_container(container, config.cluster.srun_args, resources_of(config).processes_per_node)
+        check_gpu_request(config)
         check_mounted(container, "run_dir", str(Path(config.run_dir or "runs").absolute()))
 
 

@@ -9,8 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hpctrain.config import require
+from hpctrain.config.gpu_request import FORMS, GpuRequest
 from hpctrain.config.require import check_variables
 from hpctrain.errors import ConfigError
+from hpctrain.scheduler.gres import ASKS_FOR_GPUS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -168,7 +170,7 @@ def check_mounted(container: Container, what: str, path: str) -> None:
         raise ConfigError(what, path, problem, "use another folder")
 
 
-GPUS = "set cluster.gpus_per_node=N, and cluster.constraint for a type of GPU"
+GPUS = "set cluster.gpus_per_node=N, with cluster.gpu_type for a type of GPU, and cluster.gpu_request for another form"
 OWNED_SBATCH_KEYS = {
     **{name: f"set cluster.{name}" for name in ("partition", "account", "qos", "constraint", "exclude", "reservation")},
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"), GPUS),
@@ -188,8 +190,6 @@ OWNED_SBATCH_KEYS = {
     "parsable": "hpctrain reads the output of sbatch",
 }
 """sbatch options that hpctrain sets, and what to use instead."""
-ASKS_FOR_GPUS = re.compile(r"(^|,)\s*(gres[/:])?gpu\s*([:=(,]|$)")
-"""Matches a value of sbatch's gres or tres-per-task that contains GPUs."""
 
 MAX_NODES = 65_536
 """SLURM's own bound on a list of nodes."""
@@ -210,14 +210,19 @@ def _check_sbatch(key: str, options: Mapping[str, object]) -> None:
 def _check_option(key: str, option: str, value: object) -> None:
     if option in OWNED_SBATCH_KEYS:
         raise ConfigError(key, value, "has a key of its own", OWNED_SBATCH_KEYS[option])
-    if option in ("gres", "tres-per-task") and ASKS_FOR_GPUS.search(str(value)):
-        # hpctrain would not count them, and train on the CPU; SLURM refuses a GPU type together with gpus_per_node
+    if option == "tres-per-task" and any(ASKS_FOR_GPUS.match(part.strip()) for part in str(value).split(",")):
+        # hpctrain would not count them, and train on the CPU
         raise ConfigError(key, value, "requests GPUs, which have a key of their own", GPUS)
     if not re.fullmatch(r"[a-z][a-z0-9-]*", option):
         raise ConfigError(key, value, "is not an sbatch option", "write the long name without its dashes")
     if not isinstance(value, bool | int | float | str):
         raise ConfigError(key, value, "is not a single value", "write a string, a number, or true for a flag")
     require.single_line(key, str(value))
+
+
+def _check_gpu_type(key: str, value: str) -> None:
+    if not re.fullmatch(r"[\w.+-]+", value):
+        raise ConfigError(key, value, "is not the name of a type", "write such as a100, and cluster.gpus_per_node=N")
 
 
 def _check_python(key: str, value: str) -> None:
@@ -258,7 +263,8 @@ class Cluster(require.Checked):
     kind: str = "local"
     """`local` for this machine, `slurm` for sbatch; set by the option, not by hand."""
     gpus_per_node: Annotated[int | None, require.at_least(0, at_most=MAX_CPUS)] = None
-    """GPUs per node; null: all visible ones with cluster=local, none with cluster=slurm."""
+    """GPUs per node; null: all visible ones with cluster=local; with cluster=slurm those of `cluster.sbatch.gres`, or
+    none."""
     gpus_per_process: Annotated[int, require.at_least(1, at_most=MAX_CPUS)] = 1
     """GPUs per process; more than 1 for a task that splits its model over several devices."""
     processes_per_node: Annotated[int | None, require.at_least(1, at_most=MAX_CPUS)] = None
@@ -275,6 +281,11 @@ class Cluster(require.Checked):
     """Follow the run to its end, and exit with its code; local runs always do."""
     dry_run: bool = False
     """Print what would be launched, without launching it."""
+
+    @property
+    def node_gpus(self) -> int | None:
+        """GPUs per node, by whichever key; None if no key sets a number."""
+        return self.gpus_per_node
 
 
 @dataclass(kw_only=True, slots=True)
@@ -297,6 +308,12 @@ class Slurm(Cluster):
     """Account to charge; null: SBATCH_ACCOUNT, or the user's default."""
     qos: Annotated[str | None, require.single_line, require.not_empty] = None
     """Quality of service; null: SBATCH_QOS, or the user's default."""
+    gpu_type: Annotated[str | None, _check_gpu_type] = None
+    """Type of the GPUs, such as a100, as `sinfo --format=%G` prints it; null: any."""
+    gpu_request: Annotated[str | None, require.one_of(*FORMS)] = None
+    """Form in which sbatch is asked for GPUs: `gpus_per_node` (--gpus-per-node=a100:4), `gres` (--gres=gpu:a100:4), or
+    `gpus_per_task_type` (--gpus-per-task=a100:1; each process sees all GPUs of its node nevertheless); null:
+    gpus_per_node."""
     # at least a megabyte: SLURM takes 0 for all of a node's memory
     memory_gb: Annotated[float | None, require.between(0.001, 1e6)] = None
     """Memory per node in GB; null: the partition's default."""
@@ -333,20 +350,42 @@ class Slurm(Cluster):
     srun_args: Annotated[list[str], require.each(require.single_line)] = field(default_factory=list)
     """Additional arguments for srun, such as --cpu-bind=cores; not --job-name, which hpctrain needs."""
     sbatch: Annotated[dict[str, Any], _check_sbatch] = field(default_factory=dict)
-    """Other sbatch options, name to value, true for a flag; such as cluster.sbatch.licenses=matlab."""
+    """Other sbatch options, name to value, true for a flag; such as cluster.sbatch.licenses=matlab, or
+    cluster.sbatch.gres=gpu:a100:4,nvme:1, whose GPUs count as those of `cluster.gpus_per_node`."""
     requeue: Requeue = field(default_factory=Requeue)
     """How often a run is continued automatically, by cause."""
     max_parallel_runs: Annotated[int | None, require.at_least(1)] = None
     """Runs of a sweep that may run at the same time; null: no limit of hpctrain's."""
 
     def __post_init__(self) -> None:
-        """Also refuse a signal that would be due before the start."""
+        """Also refuse a signal that would be due before the start, and GPUs that two keys request."""
         # not super(): slots=True makes a second class, and super() looks for the first (CPython issue 90562)
         Cluster.__post_init__(self)
         if self.signal_delay_s >= self.time_limit_min * 60:
             problem = f"must be shorter than the time limit of {self.time_limit_min} min"
             remedy = "shorten it, or raise cluster.time_limit_min"
             raise ConfigError("cluster.signal_delay_s", self.signal_delay_s, problem, remedy)
+        _ = self.gpus
+
+    @property
+    def gpus(self) -> GpuRequest:
+        """The GPUs that a job requests.
+
+        Raises:
+            ConfigError: the keys contradict each other.
+        """
+        gres = self.sbatch.get("gres")
+        return GpuRequest.of_keys(
+            gpus_per_node=self.gpus_per_node,
+            gpu_type=self.gpu_type,
+            gpu_request=self.gpu_request,
+            gres=gres if isinstance(gres, str) else "",
+        )
+
+    @property
+    def node_gpus(self) -> int | None:
+        """GPUs per node, by whichever key; None if no key sets a number."""
+        return self.gpus.count
 
     @property
     def node_python(self) -> str | None:

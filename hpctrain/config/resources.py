@@ -85,7 +85,7 @@ def resources_of(config: RunConfig, environ: Mapping[str, str] = os.environ) -> 
     cluster = config.cluster
     build = "any" if isinstance(config, ProgramConfig) else None
     present = 0 if isinstance(cluster, Slurm) else visible_gpus(environ, build=build)
-    gpus = present if cluster.gpus_per_node is None else cluster.gpus_per_node
+    gpus = present if cluster.node_gpus is None else cluster.node_gpus
     if not isinstance(cluster, Slurm) and gpus is not None and present is not None and gpus > present:
         if present:
             problem, remedy = f"this machine has only {counted(present, 'visible GPU')}", f"set it to {present} or less"
@@ -147,6 +147,18 @@ def require_gpu_for_each_rank(config: Config, resources: Resources, environ: Map
     fitting = gpus // per_process
     remedy = f"set it to {fitting}, or add parallel.backend=gloo" if fitting else "set cluster.gpus_per_process=1"
     raise ConfigError("cluster.processes_per_node", processes, problem, remedy)
+
+
+def check_gpu_request(config: RunConfig) -> None:
+    """Refuse a form in which sbatch can't be asked for the GPUs of a run.
+
+    Raises:
+        ConfigError: see `GpuRequest.check`.
+    """
+    cluster = config.cluster
+    if isinstance(cluster, Slurm):
+        has_min_nodes = cluster.min_nodes not in (None, config.nodes)
+        cluster.gpus.check(resources_of(config).processes_per_node, has_min_nodes=has_min_nodes)
 
 
 def micro_batch_size_of(config: Config, world_size: int, pipeline_degree: int = 1) -> int:

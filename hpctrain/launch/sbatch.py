@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.cluster.variables import without_job_variables
+from hpctrain.config.gpu_request import GpuRequest
 from hpctrain.errors import ConfigError, HpctrainError, SchedulerError, SchedulerMissingError
+from hpctrain.phrases import all_of, either, listed, numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
 
@@ -33,6 +35,8 @@ POLICY = "job submit limit"
 """Part of that policy: "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"."""
 QUEUE_FULL = "submission failed: resource temporarily unavailable"
 """sbatch's message if the controller has MaxJobCount jobs, after it has tried for two minutes."""
+NO_NODES = "node configuration is not available"
+"""Part of sbatch's message if no nodes fit the request: with an unknown type of GPU, but also with too many nodes."""
 SBATCH_TIMEOUT_S = 180.0
 """Seconds that sbatch may take: longer than a failover of the controller, `SlurmctldTimeout`, 120 s by default."""
 MISSING = (
@@ -49,6 +53,10 @@ class DependencyRefusedError(SchedulerError):
 
 class SubmitLimitError(ConfigError):
     """SLURM takes no more jobs of this user until some have ended."""
+
+
+class NoSuchNodesError(ConfigError):
+    """No nodes of the cluster satisfy the request, whatever else is in the queue."""
 
 
 def require_sbatch() -> None:
@@ -71,6 +79,7 @@ def sbatch(script: Path, name: str) -> str:
     Raises:
         ConfigError: SLURM refuses the request.
         SubmitLimitError: it has as many jobs of this user as it takes.
+        NoSuchNodesError: it has no nodes for the request.
         DependencyRefusedError: it refuses the dependency on other jobs.
         SchedulerError: sbatch failed otherwise, and may have submitted the job.
     """
@@ -98,6 +107,34 @@ def sbatch(script: Path, name: str) -> str:
     return match[1]
 
 
+def is_accepted(script: str) -> bool:
+    """Ask sbatch whether it would take a script for nodes that work now; nothing is submitted.
+
+    Args:
+        script: its text.
+
+    Raises:
+        SchedulerMissingError: sbatch can't be executed.
+        SchedulerError: it didn't answer.
+    """
+    try:
+        done = subprocess.run(
+            ["sbatch", "--test-only"],
+            env=without_job_variables(os.environ),
+            input=script,
+            capture_output=True,
+            timeout=SBATCH_TIMEOUT_S,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except (FileNotFoundError, PermissionError) as error:
+        raise SchedulerMissingError(MISSING) from error
+    except subprocess.TimeoutExpired as error:
+        raise SchedulerError(f"sbatch --test-only did not answer within {SBATCH_TIMEOUT_S:g} s") from error
+    return done.returncode == 0
+
+
 def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError | SchedulerError:
     lines = done.stderr.strip().splitlines()
     text = "; ".join(line.split("error:")[-1].strip() for line in lines if "error:" in line) or " ".join(lines)
@@ -115,8 +152,36 @@ def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError |
         return DependencyRefusedError(f"sbatch refused the job's dependency: {text}")
     if any(mistake in lower for mistake in USER_MISTAKES):
         command = "sacctmgr show associations user=$USER" if "account" in lower else "sinfo"
-        return ConfigError("cluster", "slurm", f"sbatch refused the job: {text}", f"see `{command}` and cluster.*")
+        kind = NoSuchNodesError if NO_NODES in lower else ConfigError
+        return kind("cluster", "slurm", f"sbatch refused the job: {text}", f"see `{command}` and cluster.*")
     return SchedulerError(f"sbatch failed: {text}; nothing was submitted")
+
+
+def explain_gpus(error: NoSuchNodesError, gpus: GpuRequest, partition: str | None) -> ConfigError:
+    """Return the error on a request of GPUs for which SLURM has no nodes; SLURM is asked for those that it has.
+
+    Args:
+        error: sbatch's refusal.
+        gpus: that were requested.
+        partition: the partitions of the request, separated by commas; None for the default one.
+    """
+    if not gpus.types:
+        return error
+    try:
+        site = Slurm().gpus()
+    except SchedulerError:
+        return error
+    here = site.of_partitions(partition)
+    where = "the cluster" if partition is None else f"partition {partition}"
+    for gpu_type in gpus.types:
+        if gpu_type not in here.types:
+            problem = f"is not a type of GPU that {where} has"
+            remedies = [f"choose {either(here.descriptions)}" if here.types else "leave it out"]
+            if others := site.partitions_of(gpu_type):
+                remedies.append(f"set cluster.partition to {listed(others, separator=' or ')}")
+            return gpus.unknown_type(gpu_type, problem, ", or ".join(remedies))
+    has = all_of([f"{here.describe(name)} in {numbered('partition', here.partitions_of(name))}" for name in gpus.types])
+    return ConfigError(error.key, error.value, error.problem, f"{where} has {has}; {error.remedy}")
 
 
 def _unsure(what: str, name: str) -> SchedulerError:

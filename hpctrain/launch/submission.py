@@ -22,7 +22,10 @@ from hpctrain.launch.job import DoctorJob, Job, SearchJob
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.sbatch import (
     DependencyRefusedError,
+    NoSuchNodesError,
     describe_unsubmitted,
+    explain_gpus,
+    is_accepted,
     largest_array,
     print_excess,
     sbatch,
@@ -79,12 +82,11 @@ def sbatch_parameters(run: RunPlan, log: str, start: Mapping[str, str] | None = 
         log: the batch script's log, with SLURM's patterns.
         start: options on when the job may start; see `start_options`.
     """
-    cluster, resources = run.slurm, run.resources
+    cluster = run.slurm
     parameters: dict[str, Any] = {
         "job_name": run.config.name,
         **_nodes_and_tasks(run),
         "time": cluster.time_limit_min,
-        "gpus_per_node": resources.gpus_per_node or None,
         "mem": None if cluster.memory_gb is None else f"{round(cluster.memory_gb * 1024)}M",
         "partition": cluster.partition,
         "account": cluster.account,
@@ -126,6 +128,7 @@ def _additional(run: RunPlan, log: str, start: Mapping[str, str]) -> dict[str, A
         "no-requeue" if requeue is False else "requeue": requeue or True,
         "reservation": cluster.reservation,
         "no-kill": True if run.outlives_a_node else None,
+        **cluster.gpus.sbatch_options(run.resources.processes_per_node),
         **start,
     }
     if (user_dependency := user_options.get("dependency")) and "dependency" in start:
@@ -231,6 +234,15 @@ def submit_search(run: RunPlan, home: RunDirectory, num_tasks: int) -> list[str]
     return job_ids
 
 
+def would_be_accepted(run: RunPlan) -> bool:
+    """Ask sbatch whether it would take the job of a run; nothing is submitted.
+
+    Raises:
+        SchedulerError: it didn't answer.
+    """
+    return is_accepted(script(run, run.directory))
+
+
 def submit_doctor(run: RunPlan) -> str:
     """Submit the job of the doctor with the request of a run, into the folder of the examination.
 
@@ -321,13 +333,16 @@ def _sbatch(run: RunPlan, text: Path, start: Mapping[str, str], make_script: Cal
     name = str(run.config.name)
     write_atomic(text, make_script(start), durable=False)
     try:
+        try:
+            return sbatch(text, name)
+        except DependencyRefusedError as error:
+            if "dependency" not in start:
+                raise
+            print_warning(f"{error}; submitted without the dependency: the job itself looks at the other runs")
+        write_atomic(text, make_script(_without_users(LATER, run)), durable=False)
         return sbatch(text, name)
-    except DependencyRefusedError as error:
-        if "dependency" not in start:
-            raise
-        print_warning(f"{error}; submitted without the dependency: the job itself looks at the other runs")
-    write_atomic(text, make_script(_without_users(LATER, run)), durable=False)
-    return sbatch(text, name)
+    except NoSuchNodesError as error:
+        raise explain_gpus(error, run.slurm.gpus, run.slurm.partition) from error
 
 
 def _without_users(start: Mapping[str, str], run: RunPlan) -> Mapping[str, str]:

@@ -280,7 +280,7 @@ def choose_own_devices(environment: ClusterEnvironment, config: Config) -> tuple
         DeviceError: torch finds no GPU, although the configuration requests GPUs, or the driver lists some.
     """
     cluster = config.cluster
-    gpus_per_node = cluster.gpus_per_node
+    gpus_per_node = cluster.node_gpus
     # a site without cgroups shows all GPUs to a SLURM job that requested none: leave them alone
     use_gpu = gpus_per_node != 0 and not (gpus_per_node is None and isinstance(cluster, Slurm))
     gpus_per_process = None if config.parallel.kind == "data_parallel" else cluster.gpus_per_process

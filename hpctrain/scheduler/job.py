@@ -142,7 +142,8 @@ _PLAIN = {
     "ReqNodeNotAvail": "a node that it needs is down, drained, reserved or kept for maintenance that begins before its "
     "time limit is over; shorten cluster.time_limit_min, or ask for other nodes",
     "NodeDown": "a node that it needs is down",
-    "BadConstraints": "no node satisfies its request, so it will never start; change cluster.constraint or the request",
+    "BadConstraints": "no node satisfies its request, so it will never start; change cluster.constraint, "
+    "cluster.gpu_type or the request",
     "Reservation": "its reservation hasn't begun, or is full",
     "ReservationDeleted": "its reservation is gone, so it will never start: cancel it",
     "Licenses": "it waits for a license",

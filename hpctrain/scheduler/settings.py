@@ -129,7 +129,12 @@ def settings(answer: str) -> Settings:
 
 def partitions(answer: str) -> list[Partition]:
     """Parse the output of `scontrol --oneliner show partition`."""
-    return [Partition(dict(_FIELD.findall(line))) for line in answer.splitlines() if "PartitionName=" in line]
+    return [Partition(record) for record in records(answer) if "PartitionName" in record]
+
+
+def records(answer: str) -> list[dict[str, str]]:
+    """Parse the output of `scontrol --oneliner show`: the fields of each line, field to value."""
+    return [dict(_FIELD.findall(line)) for line in answer.splitlines()]
 
 
 def minutes(text: str) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.scheduler import command, settings
 from hpctrain.scheduler.command import UnknownJobError, array_tasks, run
+from hpctrain.scheduler.gres import SiteGpus
 from hpctrain.scheduler.job import JobState, SlurmJob
 from hpctrain.scheduler.settings import Association, Partition, Settings
 
@@ -154,6 +155,10 @@ class Slurm:
     def partitions(self) -> list[Partition]:
         """The partitions that this user may see."""
         return settings.partitions(self._run("scontrol", "--all", "--oneliner", "show", "partition"))
+
+    def gpus(self) -> SiteGpus:
+        """The GPUs of the nodes that this user may see."""
+        return SiteGpus.of_nodes(settings.records(self._run("scontrol", "--all", "--oneliner", "show", "node")))
 
     def associations(self, user: str, cluster: str) -> list[Association]:
         """The user's accounts on a cluster, and what they allow.

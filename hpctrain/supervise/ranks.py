@@ -41,6 +41,8 @@ TASKS_ENDED = re.compile(r"srun: error: (?P<node>[\w.-]+): tasks? (?P<ranks>[\d,
 KEPT_LINES = 8
 STEP_GPUS = re.compile(r"--gres[= ]\S*gpu")
 """Options of srun that ask for GPUs for the step."""
+GPUS_PER_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND")
+"""Variables of a job with --gpus-per-task, by which srun hides from each rank all GPUs but its own."""
 EXITING_S = 15
 """Seconds until srun kills the other ranks after one of them exited cleanly.
 
@@ -239,10 +241,14 @@ def srun_environ(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
         plan: of the run.
         environ: the batch script's environment, and the ranks' own variables.
     """
-    if not STEP_GPUS.search(" ".join(plan.slurm.srun_args)):
-        return dict(environ)
-    # srun reads --gpus-per-node from this variable, and SLURM 26.05 refuses it together with --gres=gpu
-    return {name: value for name, value in environ.items() if name != "SLURM_GPUS_PER_NODE"}
+    removed: set[str] = set()
+    if STEP_GPUS.search(" ".join(plan.slurm.srun_args)):
+        # srun reads --gpus-per-node from this variable, and SLURM 26.05 refuses it together with --gres=gpu
+        removed.add("SLURM_GPUS_PER_NODE")
+    if "SLURM_GPUS_PER_TASK" in environ or "gpu" in environ.get("SLURM_TRES_PER_TASK", ""):
+        # 26.05 shows each rank its own GPU alone, with which NCCL may fail; 22.05.8 none, if the GPUs have a type
+        removed.update(GPUS_PER_TASK)
+    return {name: value for name, value in environ.items() if name not in removed}
 
 
 @dataclass

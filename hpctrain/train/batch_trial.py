@@ -95,7 +95,7 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
     set_determinism(config.trainer.deterministic, cudnn_benchmark=config.trainer.cudnn_benchmark)
     cluster = config.cluster
     gpus_per_process = None if config.parallel.kind == "data_parallel" else cluster.gpus_per_process
-    devices = choose_devices(environment, gpus_per_process, use_gpu=cluster.gpus_per_node != 0)
+    devices = choose_devices(environment, gpus_per_process, use_gpu=cluster.node_gpus != 0)
     if devices[0].type == "cpu":
         refuse_without_gpu(config, "run fit-batch where the GPUs are")
     world = _world(config, devices)

@@ -860,10 +860,52 @@ MISTAKES = {
     ),
     "at least no node": (["cluster=slurm", "cluster.min_nodes=0"], "cluster.min_nodes=0", "at least 1"),
     "sbatch key with its own key": (["cluster=slurm", "cluster.sbatch.nodes=3"], "cluster.sbatch.nodes=3", "set nodes"),
-    "GPUs that nothing counts": (
-        ["cluster=slurm", "+cluster.sbatch.gres=gpu:a100:4"],
-        "cluster.sbatch.gres=gpu:a100:4",
-        "set cluster.gpus_per_node=N",
+    "GPUs of two keys": (
+        ["cluster=slurm", "cluster.gpus_per_node=4", "cluster.sbatch.gres='gpu:a100:4,nvme:1'"],
+        "cluster.sbatch.gres=gpu:a100:4,nvme:1",
+        "requests GPUs, and cluster.gpus_per_node=4 is set, too; keep the gres alone: set cluster.gpus_per_node=null",
+    ),
+    "GPUs in the gres that can't be counted": (
+        ["cluster=slurm", "cluster.sbatch.gres='gpu:a100:'"],
+        "cluster.sbatch.gres=gpu:a100:",
+        "expected GPUs such as gpu:4 or gpu:a100:4, found gpu:a100:",
+    ),
+    "GPUs as a node prints them": (
+        ["cluster=slurm", "cluster.sbatch.gres='gpu:a100:4(S:0-1)'"],
+        "cluster.sbatch.gres=gpu:a100:4(S:0-1)",
+        "sbatch takes no parentheses",
+    ),
+    "GPUs of a step": (
+        ["cluster=slurm", "cluster.sbatch.tres-per-task=gres/gpu:1"],
+        "cluster.sbatch.tres-per-task=gres/gpu:1",
+        "set cluster.gpus_per_node=N, with cluster.gpu_type for a type of GPU",
+    ),
+    "a type of no GPUs": (["cluster=slurm", "cluster.gpu_type=a100"], "cluster.gpu_type=a100", "gpus_per_node=N"),
+    "a type with a number": (
+        ["cluster=slurm", "cluster.gpus_per_node=4", "cluster.gpu_type='a100:4'"],
+        "cluster.gpu_type=a100:4",
+        "is not the name of a type",
+    ),
+    "a form of request that there isn't": (
+        ["cluster=slurm", "cluster.gpus_per_node=4", "cluster.gpu_request=gpus"],
+        "cluster.gpu_request=gpus",
+        "choose one of gpus_per_node, gpus_per_task_type, gres",
+    ),
+    "GPUs that tasks can't share": (
+        [
+            *("cluster=slurm", "cluster.gpus_per_node=4", "cluster.gpu_request=gpus_per_task_type"),
+            *("cluster.processes_per_node=3", "trainer.global_batch_size=30"),
+        ],
+        "cluster.gpu_request=gpus_per_task_type",
+        "can't divide the 4 GPUs of a node among 3 tasks; choose gpus_per_node or gres",
+    ),
+    "GPUs per task of an unknown number of tasks": (
+        [
+            *("cluster=slurm", "nodes=2", "cluster.min_nodes=1"),
+            *("cluster.gpus_per_node=2", "cluster.gpu_request=gpus_per_task_type"),
+        ],
+        "cluster.gpu_request=gpus_per_task_type",
+        "choose gpus_per_node or gres, or set cluster.min_nodes=null",
     ),
     "GPUs of the job": (["cluster=slurm", "cluster.sbatch.gpus=4"], "cluster.sbatch.gpus=4", "cluster.gpus_per_node=N"),
     "GPUs of a task": (

@@ -9,7 +9,6 @@ from hpctrain.run import secret
 from hpctrain.run.launcher import PREFIX, LauncherFacts
 
 GPUS = {
-    "gres": ["gpu", "gpu:4", "gpu:a100:4", "nvme:1,gpu:2", "gpu:a100:2(S:0)", "gres/gpu:1", "gres:gpu:1"],
     "tres_per_task": ["gres/gpu:1", "cpu=2,gres/gpu:a100:1"],
     "tres-per-task": ["gres/gpu=1"],
     "gpus": [4, "a100:4"],
@@ -22,7 +21,7 @@ GPUS = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in GPUS.items() for value in values])
 @pytest.mark.parametrize("gpus_per_node", [None, 4])
-def test_gpus_are_counted_by_one_key_alone(name, value, gpus_per_node):
+def test_options_whose_gpus_nothing_counts_are_refused(name, value, gpus_per_node):
     with pytest.raises(ConfigError, match=r"set cluster\.gpus_per_node=N") as caught:
         Slurm(sbatch={name: value}, gpus_per_node=gpus_per_node)
     assert str(caught.value).startswith(f"cluster.sbatch.{name}={value}: ")
@@ -41,6 +40,64 @@ def test_gpus_are_counted_by_one_key_alone(name, value, gpus_per_node):
 )
 def test_other_resources_are_passed_on(name, value):
     assert Slurm(sbatch={name: value}).sbatch == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("keys", "count", "options"),
+    [
+        ({}, None, {}),
+        ({"gpus_per_node": 0}, 0, {}),
+        ({"gpus_per_node": 4}, 4, {"gpus-per-node": "4"}),
+        ({"gpus_per_node": 4, "gpu_type": "a100"}, 4, {"gpus-per-node": "a100:4"}),
+        ({"gpus_per_node": 4, "gpu_request": "gres"}, 4, {"gres": "gpu:4"}),
+        ({"gpus_per_node": 4, "gpu_type": "a100", "gpu_request": "gres"}, 4, {"gres": "gpu:a100:4"}),
+        ({"gpus_per_node": 4, "gpu_request": "gres", "sbatch": {"gres": "nvme:1"}}, 4, {"gres": "nvme:1,gpu:4"}),
+        ({"gpus_per_node": 4, "sbatch": {"gres": "nvme:1"}}, 4, {"gres": "nvme:1", "gpus-per-node": "4"}),
+        ({"gpus_per_node": 4, "gpu_request": "gpus_per_task_type"}, 4, {"gpus-per-task": "2"}),
+        (
+            {"gpus_per_node": 4, "gpu_type": "a100", "gpu_request": "gpus_per_task_type"},
+            4,
+            {"gpus-per-task": "a100:2"},
+        ),
+        ({"gpu_request": "gpus_per_task_type"}, None, {}),
+        ({"sbatch": {"gres": "gpu:a100:4,nvme:1"}}, 4, {"gres": "gpu:a100:4,nvme:1"}),
+        ({"sbatch": {"gres": "gpu"}, "gpu_request": "gres"}, 1, {"gres": "gpu"}),
+        ({"sbatch": {"gres": "gpu:a100:1,gpu:h100:2"}}, 3, {"gres": "gpu:a100:1,gpu:h100:2"}),
+    ],
+)
+def test_each_form_of_a_request_counts_the_gpus_of_a_node(keys, count, options):
+    cluster = Slurm(**keys)
+    assert cluster.node_gpus == count
+    cluster.gpus.check(2, has_min_nodes=False)
+    assert cluster.gpus.sbatch_options(tasks_per_node=2) == options
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"gpus_per_node": 0}, "keep the gres alone: set cluster.gpus_per_node=null"),
+        ({"gpu_type": "a100"}, "keep the gres alone: set cluster.gpu_type=null"),
+        ({"gpu_request": "gpus_per_node"}, "keep the gres alone: set cluster.gpu_request=null"),
+    ],
+)
+def test_gpus_in_the_gres_are_the_only_ones(keys, message):
+    with pytest.raises(ConfigError) as caught:
+        Slurm(sbatch={"gres": "gpu:2"}, **keys)
+    assert str(caught.value).startswith("cluster.sbatch.gres=gpu:2: requests GPUs, and cluster.")
+    assert str(caught.value).endswith(message)
+
+
+@pytest.mark.parametrize("gres", ["gpu:", "gpu:a100:x:2", "gpu:a100:2(S:0)"])
+def test_a_gres_that_sbatch_would_not_take_for_gpus(gres):
+    with pytest.raises(ConfigError, match=r"cluster\.sbatch\.gres=gpu:"):
+        Slurm(sbatch={"gres": gres})
+
+
+@pytest.mark.parametrize(("tasks", "has_min_nodes"), [(3, False), (2, True)])
+def test_gpus_per_task_that_cannot_be_expressed(tasks, has_min_nodes):
+    request = Slurm(gpus_per_node=4, gpu_request="gpus_per_task_type").gpus
+    with pytest.raises(ConfigError, match=r"cluster\.gpu_request=gpus_per_task_type.*; choose gpus_per_node or gres"):
+        request.check(tasks, has_min_nodes=has_min_nodes)
 
 
 def test_no_variable_of_a_launcher_can_be_set_by_hand():

@@ -380,6 +380,57 @@ def test_what_sbatch_refuses_is_a_bad_configuration(planned, fresh, tmp_path, mo
         submit([planned(fresh)], fresh)
 
 
+NO_NODES = (
+    "echo 'sbatch: error: Batch job submission failed: Requested node configuration is not available' >&2\nexit 1\n"
+)
+GPU_NODES = """\
+NodeName=n1 Gres=gpu:a100:2(S:0) Partitions=low,a100
+NodeName=n2 Gres=gpu:h100:4,nvme:1 Partitions=low,h100
+NodeName=n3 Gres=(null) Partitions=low
+"""
+A100, H100 = "a100 (2 per node, on 1 node)", "h100 (4 per node, on 1 node)"
+UNKNOWN = "is not a type of GPU that"
+REFUSED = "sbatch refused the job: Batch job submission failed: Requested node configuration is not available"
+ELSEWHERE = f"choose {A100}, or set cluster.partition to h100 or low"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpus_per_node=2", "gpu_type=v100"], f".gpu_type=v100: {UNKNOWN} the cluster has; choose {A100}, or {H100}"),
+        (
+            ["gpus_per_node=2", "gpu_type=h100", "partition=a100"],
+            f".gpu_type=h100: {UNKNOWN} partition a100 has; {ELSEWHERE}",
+        ),
+        (
+            ["sbatch.gres='gpu:a100:1,gpu:v100:1'"],
+            f".sbatch.gres=gpu:a100:1,gpu:v100:1: v100 {UNKNOWN} the cluster has; choose {A100}, or {H100}",
+        ),
+        (
+            ["gpus_per_node=4", "gpu_type=a100"],
+            f"=slurm: {REFUSED}; the cluster has {A100} in partitions a100, low; see `sinfo` and cluster.*",
+        ),
+        (["gpus_per_node=4"], f"=slurm: {REFUSED}; see `sinfo` and cluster.*"),
+    ],
+)
+def test_a_type_of_gpu_that_the_site_lacks_is_answered_with_those_it_has(
+    composer, fresh, tmp_path, monkeypatch, words, message
+):
+    fake_sbatch(tmp_path, monkeypatch, NO_NODES)
+    (tmp_path / "nodes").write_text(GPU_NODES)
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho $* >>{tmp_path}/asked\ncat {tmp_path}/nodes\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    keys = [f"cluster.{word}" for word in words]
+    config = composer.compose(["cluster=slurm", f"run_dir={fresh.path}", *keys])
+    with pytest.raises(ConfigError) as caught:
+        submit([RunPlan(config, fresh, resources_of(config))], fresh)
+    assert str(caught.value) == f"cluster{message}"
+    has_type = "100" in "".join(words)
+    assert (tmp_path / "asked").exists() == has_type
+    if has_type:
+        assert (tmp_path / "asked").read_text() == "--all --oneliner show node\n"
+
+
 POLICY = (
     "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 )

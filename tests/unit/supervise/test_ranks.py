@@ -50,5 +50,21 @@ def test_the_number_of_gpus_of_the_job_is_dropped_if_the_step_asks_for_gpus(comp
     assert srun_environ(plan, environ).keys() == environ.keys() - ({"SLURM_GPUS_PER_NODE"} if dropped else set())
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_GPUS_PER_TASK": "a100:1"},
+        {"SLURM_TRES_PER_TASK": "gres/gpu:a100=1", "SLURM_TRES_BIND": "gres/gpu:per_task:1"},
+    ],
+)
+def test_a_rank_sees_all_gpus_of_its_node_though_the_job_asked_for_gpus_per_task(composer, tmp_path, variables):
+    config = composer.compose(["cluster=slurm", f"run_dir={tmp_path}"])
+    plan = RunPlan(config, RunDirectory.at(tmp_path), resources_of(config))
+    others = {"SLURM_GPUS_ON_NODE": "2"}
+    assert srun_environ(plan, {**others, **variables}) == others
+    unrelated = {"SLURM_TRES_PER_TASK": "cpu=4", "SLURM_TRES_BIND": "gres/gpu:closest"}
+    assert srun_environ(plan, unrelated) == unrelated
+
+
 def test_why_srun_started_nothing_is_kept():
     assert run(MISSPELT, 255).complaints == ["unrecognized option '--nonsense'"]
