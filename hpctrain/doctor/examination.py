@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.plain_yaml import may_be_secret
-from hpctrain.config.resources import resources_of
+from hpctrain.config.resources import check_gpu_request, resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load, to_yaml
 from hpctrain.doctor.finding import DoctorResult, Finding
@@ -39,17 +39,26 @@ from hpctrain.doctor.measurements import (
 )
 from hpctrain.doctor.nodes import failed_script, node_findings, unanswered_job, versions
 from hpctrain.doctor.rank_findings import rank_findings
-from hpctrain.doctor.site_file import FOLDER, site_changes, site_keys, site_name, site_text
-from hpctrain.doctor.slurm_findings import view_slurm
+from hpctrain.doctor.site_file import (
+    FOLDER,
+    Change,
+    gpu_changes,
+    gpu_requests,
+    site_changes,
+    site_keys,
+    site_name,
+    site_text,
+)
+from hpctrain.doctor.slurm_findings import SlurmView, view_slurm
 from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import read_bytes, write_atomic, write_json
 from hpctrain.launch.prepare import RunPlan, claim_default_path
 from hpctrain.launch.sbatch import SubmitLimitError
-from hpctrain.launch.submission import submit_doctor
-from hpctrain.phrases import counted, listed
+from hpctrain.launch.submission import submit_doctor, would_be_accepted
+from hpctrain.phrases import all_of, counted, listed
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.job import JobState, SlurmJob, explain_held, explain_pending
-from hpctrain.scheduler.settings import Partition
 from hpctrain.scheduler.slurm import Slurm
 
 CHECKPOINTS = 2
@@ -88,7 +97,8 @@ class Examination:
         self._report = report
         self._slurm = slurm or Slurm()
         self._options = options
-        self._partition: Partition | None = None
+        self._view: SlurmView | None = None
+        self._gpu_changes: list[Change] = []
         self._versions = versions()
         self.result = DoctorResult()
 
@@ -116,7 +126,7 @@ class Examination:
         view, findings = view_slurm(self._config, self._slurm)
         self.result.findings += findings
         if view is not None:
-            self._partition = view.partition
+            self._view = view
             self.result.facts |= view.facts
             self._report(view.text)
 
@@ -127,7 +137,7 @@ class Examination:
             RunDirectoryError: the folder isn't empty, or can't be written.
             HpctrainError: nothing was submitted.
         """
-        config = self._config
+        config = self._config = self._with_accepted_gpus(self._config)
         if config.run_dir is not None and Path(config.run_dir).is_dir() and any(Path(config.run_dir).iterdir()):
             raise RunDirectoryError(f"run_dir={config.run_dir}: the folder isn't empty; name a new one for the doctor")
         folder = DoctorFolder(Path(config.run_dir or claim_default_path("doctor")).absolute())
@@ -153,6 +163,27 @@ class Examination:
         self._report(f"submitted job {job_id} for {counted(config.nodes, 'node')}")
         self._report(f"folder {folder.path}")
         return folder
+
+    def _with_accepted_gpus(self, config: Config) -> Config:
+        """Request GPUs by a type and in a form that sbatch accepts, if it doesn't accept what was typed."""
+        cluster = config.cluster
+        assert isinstance(cluster, SlurmCluster)
+        if not cluster.node_gpus or cluster.gpus.is_in_gres:
+            return config
+        types = () if self._view is None else self._view.partition_gpus.types
+        for candidate in gpu_requests(cluster, types):
+            changed = dataclasses.replace(config, cluster=candidate)
+            try:
+                check_gpu_request(changed)
+            except ConfigError:
+                continue  # this form can't express it
+            limited = dataclasses.replace(changed, cluster=_short_job(candidate))
+            if would_be_accepted(RunPlan(limited, RunDirectory.at(Path.cwd()), resources_of(limited))):
+                self._gpu_changes = gpu_changes(cluster, candidate)
+                for change in self._gpu_changes:
+                    self._report(f"cluster.{change.key}={change.value}: {change.reason}")
+                return changed
+        return config
 
     def read_job(self, folder: DoctorFolder) -> None:
         """Wait for the job, and find out what its answers mean.
@@ -242,12 +273,16 @@ class Examination:
         if path.exists():
             self._report(f"{path} is there already, and stays as it is; --site NAME writes another one")
             return None
-        changes = site_changes(cluster, self._partition, answers.job)
+        view = self._view
+        changes = site_changes(cluster, None if view is None else view.partition, answers.job) + self._gpu_changes
         # values that may be secret stand below, and only once
         words = [word for word in self._options.typed if not may_be_secret(word.partition("=")[0])]
         keys = site_keys(cluster, changes)
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = site_text(keys, shlex.join(["python", "-m", "hpctrain", *words]), changes)
+        remarks = []
+        if view is not None and cluster.node_gpus and (described := view.partition_gpus.descriptions):
+            remarks.append(f"the GPUs of these nodes, by cluster.gpu_type: {all_of(described)}")
+        text = site_text(keys, shlex.join(["python", "-m", "hpctrain", *words]), changes, remarks)
         write_atomic(path, text, mode=0o600 if any(may_be_secret(f"cluster.{key}") for key in keys) else 0o666)
         return path
 
@@ -284,7 +319,7 @@ def _rank_answers(folder: DoctorFolder, job: DoctorJobRecord, config: Config) ->
         records=records,
         measured=read_measured(folder),
         processes_per_node=processes_per_node,
-        gpus_per_node=cluster.gpus_per_node or 0,
+        gpus_per_node=cluster.node_gpus or 0,
         interface=cluster.network_interface,
         partition=cluster.partition if isinstance(cluster, SlurmCluster) else None,
         last_line=next(filter(None, lines), ""),

@@ -131,7 +131,7 @@ def _measure(folder: DoctorFolder, config: Config, environment: ClusterEnvironme
     record.add(
         stage="choosing its devices", torch=torch.__version__, own_address=own_address(), interfaces=interfaces()
     )
-    devices = choose_devices(environment, cluster.gpus_per_process, use_gpu=bool(cluster.gpus_per_node))
+    devices = choose_devices(environment, cluster.gpus_per_process, use_gpu=bool(cluster.node_gpus))
     record.add(stage="looking for the other ranks", devices=list(map(str, devices)))
     world = _join(folder, config, environment, devices)
     record.add(stage="measuring its device", met=True)

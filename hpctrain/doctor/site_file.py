@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import yaml
 
 from hpctrain.config.cluster import Container, Requeue, Slurm
+from hpctrain.config.gpu_request import FORMS
 from hpctrain.doctor.folder import OWN_OPTIONS, DoctorJobRecord
 from hpctrain.doctor.nodes import NO_PLUGIN
 from hpctrain.phrases import listed, on_one_line
@@ -91,16 +93,46 @@ def site_keys(cluster: Slurm, changes: Sequence[Change]) -> dict[str, Any]:
     }
 
 
-def site_text(keys: Mapping[str, Any], command: str, changes: Sequence[Change]) -> str:
+def gpu_requests(cluster: Slurm, types: Sequence[str]) -> Iterator[Slurm]:
+    """Yield the requests of GPUs that a site may accept, first the one that was typed, unless nodes have several types.
+
+    Args:
+        cluster: of the request; keys that it sets are kept.
+        types: of the GPUs of the nodes.
+    """
+    forms = FORMS if cluster.gpu_request is None else (cluster.gpu_request,)
+    names: Sequence[str | None] = (cluster.gpu_type,)
+    if cluster.gpu_type is None and types:
+        names = types if len(types) > 1 else (None, *types)
+    for form, name in itertools.product(forms, names):
+        usual = cluster.gpu_request is None and form == FORMS[0]
+        yield dataclasses.replace(cluster, gpu_request=None if usual else form, gpu_type=name)
+
+
+def gpu_changes(typed: Slurm, accepted: Slurm) -> list[Change]:
+    """Return the keys that a request of GPUs needed.
+
+    Args:
+        typed: by the user.
+        accepted: by sbatch.
+    """
+    values = {key: getattr(accepted, key) for key in ("gpu_type", "gpu_request")}
+    reason = "the first that sbatch accepts"
+    return [Change(key, value, reason) for key, value in values.items() if value != getattr(typed, key)]
+
+
+def site_text(keys: Mapping[str, Any], command: str, changes: Sequence[Change], remarks: Sequence[str] = ()) -> str:
     """The file.
 
     Args:
         keys: of the cluster.
         command: the command that made it.
         changes: the keys that the user didn't type, with their reasons.
+        remarks: further comments.
     """
     lines = [f"# Written on {time.strftime('%Y-%m-%d')} by `{on_one_line(command)}`; change it as you like."]
     lines += [on_one_line(f"# {change.key}: {change.reason}") for change in changes]
+    lines += [on_one_line(f"# {remark}") for remark in remarks]
     lines += ["defaults:", "  - slurm", "  - _self_"]
     if keys:
         lines += ["", yaml.safe_dump(dict(keys), sort_keys=False, default_flow_style=False).rstrip("\n")]

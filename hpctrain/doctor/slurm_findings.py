@@ -9,14 +9,15 @@ import getpass
 import itertools
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.resources import node_counts, resources_of
 from hpctrain.config.root import Config
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.errors import SchedulerError
-from hpctrain.phrases import listed
+from hpctrain.phrases import all_of, either, listed
+from hpctrain.scheduler.gres import SiteGpus
 from hpctrain.scheduler.settings import Association, Partition, Settings
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.ranks import EXITING_S
@@ -39,6 +40,7 @@ class SlurmView:
         is_typed: whether the user asked for SLURM; otherwise partition and account aren't chosen yet.
         saves_often: whether checkpoints are written at least every quarter of an hour, as far as that is known.
         accounts: of the user; empty if they aren't known.
+        gpus: of all nodes.
     """
 
     settings: Settings
@@ -48,6 +50,7 @@ class SlurmView:
     is_typed: bool = True
     saves_often: bool = True
     accounts: Sequence[Association] = ()
+    gpus: SiteGpus = field(default_factory=SiteGpus)
 
     @property
     def chosen(self) -> list[Partition]:
@@ -61,6 +64,12 @@ class SlurmView:
     def partition(self) -> Partition | None:
         """The partition in which the run's job would start; None if it isn't known."""
         return next(iter(self.chosen), None)
+
+    @property
+    def partition_gpus(self) -> SiteGpus:
+        """The GPUs of the partitions of the request; of all if they aren't known."""
+        names = [partition.name for partition in self.chosen]
+        return self.gpus.of_partitions(",".join(names) or None)
 
     @property
     def partition_names(self) -> str:
@@ -91,9 +100,20 @@ class SlurmView:
         limit = partition.max_time_min
         text += f"; partition {partition.name}: {partition.values.get('TotalNodes', '?')} nodes, "
         text += "no time limit" if limit is None else f"at most {limit} min"
-        if partition.preempt_mode.startswith("OFF"):
+        if not partition.preempt_mode.startswith("OFF"):
+            text += f", preemption {partition.preempt_mode} with {partition.grace_time_s} s of grace time"
+        return text + self._gpu_text
+
+    @property
+    def _gpu_text(self) -> str:
+        gpus = self.partition_gpus
+        if not gpus.nodes:
+            return ""
+        numbers = " or ".join(map(str, gpus.counts))
+        text = f"; GPUs: {', '.join(gpus.descriptions) or f'{numbers} per node'}"
+        if self.cluster.node_gpus is not None:
             return text
-        return f"{text}, preemption {partition.preempt_mode} with {partition.grace_time_s} s of grace time"
+        return f"{text}; to request them: cluster.gpus_per_node={gpus.counts[-1]}"
 
 
 def slurm_findings(view: SlurmView) -> Iterator[Finding]:
@@ -111,6 +131,7 @@ def slurm_findings(view: SlurmView) -> Iterator[Finding]:
     yield from _misfits(view)
     yield from _short_accounts(view)
     yield from _preemptions(view)
+    yield from _gpu_types(view)
     seconds = view.settings.number("KillWait")
     if seconds is not None and seconds < EXITING_S:
         yield Finding(
@@ -203,6 +224,22 @@ def _short_accounts(view: SlurmView) -> Iterator[Finding]:
         )
 
 
+def _gpu_types(view: SlurmView) -> Iterator[Finding]:
+    gpus = view.partition_gpus
+    if not view.cluster.node_gpus or view.cluster.gpus.types or not gpus.types:
+        return
+    several = len(gpus.types) > 1
+    yield Finding(
+        check="gpu type",
+        severity=Severity.NOTE,
+        problem=f"the GPUs are {all_of(gpus.descriptions)}, and the run names no type",
+        why="a job may get nodes of different types, and wait for the slower ones"
+        if several
+        else "a site may demand the type",
+        remedy=f"set cluster.gpu_type={gpus.types[0]}" + (f", or to {either(gpus.types[1:])}" if several else ""),
+    )
+
+
 def _preemptions(view: SlurmView) -> Iterator[Finding]:
     for partition in view.chosen:
         if "SUSPEND" in partition.preempt_mode and not partition.preempt_mode.startswith("OFF"):
@@ -269,8 +306,16 @@ def view_slurm(config: Config, slurm: Slurm) -> tuple[SlurmView | None, list[Fin
         is_typed=is_typed,
         saves_often=checkpoint.auto or bool(checkpoint.every_steps) or (checkpoint.every_min or 1e9) <= SAVES_OFTEN_MIN,
         accounts=_accounts(slurm, settings.cluster),
+        gpus=_gpus(slurm),
     )
     return view, list(slurm_findings(view))
+
+
+def _gpus(slurm: Slurm) -> SiteGpus:
+    try:
+        return slurm.gpus()
+    except SchedulerError:
+        return SiteGpus()
 
 
 def _accounts(slurm: Slurm, cluster: str) -> list[Association]:

@@ -83,6 +83,52 @@ def test_a_job_that_only_waits_for_its_turn_is_waited_for(folder: DoctorFolder, 
     assert (record is not None and record.stage, state, len(said)) == ("done", "", 1)
 
 
+SBATCH = """\
+if [ $1 = --test-only ]; then echo asked >>{home}/asked; grep -q -e '{accepted}'; exit; fi
+cat $1 >{home}/submitted; echo Submitted batch job 8
+"""
+SCONTROL = """\
+case "$*" in
+*node) printf 'NodeName=n1 Gres=gpu:a100:2 Partitions=low\nNodeName=n2 Gres=gpu:h100:2 Partitions=low\n';;
+*partition) echo PartitionName=low Default=YES State=UP;;
+*) printf 'SLURM_VERSION = 24.11.5\nClusterName = lab\n';;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "accepted", "line", "num_asked"),
+    [
+        ([], "gpus-per-node=a100:2", "--gpus-per-node=a100:2", 1),
+        ([], "gres=gpu:h100:2", "--gres=gpu:h100:2", 4),
+        # with min_nodes, sbatch can't be asked for GPUs per task
+        (["nodes=2", "cluster.min_nodes=1"], "gpus-per-task", "--gpus-per-node=2", 4),
+        (["cluster.gpu_type=h100"], "gpus-per-task=h100", "--gpus-per-task=h100:1", 3),
+        ([], "nothing", "--gpus-per-node=2", 6),
+    ],
+)
+def test_gpus_are_requested_as_sbatch_accepts_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    slurm: FakeSlurm,
+    words: list[str],
+    accepted: str,
+    line: str,
+    num_asked: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", slurm.environ["PATH"])
+    slurm.script("sbatch", SBATCH.format(home=tmp_path, accepted=accepted))
+    slurm.script("scontrol", SCONTROL)
+    config = Composer().compose(["cluster=slurm", "cluster.gpus_per_node=2", *words])
+    said: list[str] = []
+    examination = Examination(config, said.append, options=DoctorOptions(), slurm=Slurm(slurm.environ))
+    examination.check_slurm()
+    assert examination.submit() is not None
+    assert (tmp_path / "submitted").read_text().count(f"\n#SBATCH {line}\n") == 1
+    assert (tmp_path / "asked").read_text().count("asked") == num_asked
+
+
 def test_a_python_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)

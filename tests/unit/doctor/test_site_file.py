@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from hpctrain.config.cluster import Container, Requeue, Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.doctor.folder import DoctorJobRecord, NodeAnswer
-from hpctrain.doctor.site_file import site_changes, site_keys, site_name, site_text
+from hpctrain.doctor.site_file import gpu_changes, gpu_requests, site_changes, site_keys, site_name, site_text
 from hpctrain.scheduler.settings import Partition
 
 LOW = Partition({"PartitionName": "low", "MaxTime": "02:00:00"})
@@ -47,13 +49,36 @@ def test_the_file_is_an_option_with_the_keys_that_differ(tmp_path: Path) -> None
         wait=True,
     )
     changes = site_changes(typed, LOW, DoctorJobRecord(nodes=("n1",), rank_nodes=("n1",)))
-    text = site_text(site_keys(typed, changes), "python -m hpctrain doctor", changes)
-    assert "# partition: the cluster's default" in text
+    text = site_text(site_keys(typed, changes), "python -m hpctrain doctor", changes, ["a remark"])
+    assert "# partition: the cluster's default\n# a remark\n" in text
     file = tmp_path / "conf" / "cluster" / "lab.yaml"
     file.parent.mkdir(parents=True)
     file.write_text(text)
     composed = Composer(folder=tmp_path).compose(["cluster=lab"]).cluster
     assert composed == replace(typed, partition="low", wait=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "types", "first"),
+    [
+        ({}, [], [(None, None), ("gres", None), ("gpus_per_task_type", None)]),
+        ({}, ["a100"], [(None, None), (None, "a100"), ("gres", None), ("gres", "a100")]),
+        ({}, ["a100", "h100"], [(None, "a100"), (None, "h100"), ("gres", "a100"), ("gres", "h100")]),
+        ({"gpu_type": "h100"}, ["a100", "h100"], [(None, "h100"), ("gres", "h100"), ("gpus_per_task_type", "h100")]),
+        ({"gpu_request": "gres"}, ["a100", "h100"], [("gres", "a100"), ("gres", "h100")]),
+        ({"gpu_request": "gres", "gpu_type": "h100"}, ["a100", "h100"], [("gres", "h100")]),
+    ],
+)
+def test_requests_of_gpus_in_the_order_in_which_they_are_tried(
+    keys: dict[str, str], types: list[str], first: list[tuple[str | None, str | None]]
+) -> None:
+    typed = Slurm(gpus_per_node=4, **keys)  # type: ignore[arg-type]
+    requests = list(gpu_requests(typed, types))
+    assert [(one.gpu_request, one.gpu_type) for one in requests][: len(first)] == first
+    assert {one.gpus_per_node for one in requests} == {4}
+    assert gpu_changes(typed, typed) == []
+    changed = {change.key: change.value for change in gpu_changes(typed, requests[-1])}
+    assert replace(typed, **changed) == requests[-1]
 
 
 def test_names_of_clusters_become_names_of_options() -> None:

@@ -12,6 +12,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.slurm_findings import SlurmView, slurm_findings, unreachable_slurm_findings
 from hpctrain.errors import SchedulerError
+from hpctrain.scheduler.gres import SiteGpus
 from hpctrain.scheduler.settings import Association, Partition, Settings
 
 VALUES = {
@@ -37,6 +38,7 @@ def view(
     *partitions: dict[str, str],
     settings: dict[str, str] | None = None,
     often: bool = True,
+    gpus: SiteGpus | None = None,
     accounts: Sequence[Association] = (),
     **cluster: object,
 ) -> SlurmView:
@@ -47,6 +49,7 @@ def view(
         nodes=4,
         saves_often=often,
         accounts=accounts,
+        gpus=gpus or SiteGpus(),
     )
 
 
@@ -83,6 +86,55 @@ def test_a_setting_that_matters(arguments: dict[str, object], severity: Severity
     assert found.severity is severity
     assert problem in found.problem
     assert remedy in found.remedy
+
+
+A100, H100, PLAIN = (
+    {"Partitions": partitions, "Gres": gres}
+    for partitions, gres in (("low", "gpu:a100:4(S:0)"), ("low", "gpu:h100:8"), ("low", "gpu:2"))
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "keys", "problem", "remedy"),
+    [
+        ([A100], {"gpus_per_node": 4}, "a100 (4 per node, on 1 node)", "set cluster.gpu_type=a100"),
+        (
+            [A100, H100],
+            {"gpus_per_node": 4},
+            "a100 (4 per node, on 1 node) and h100 (8 per node, on 1 node)",
+            "set cluster.gpu_type=a100, or to h100",
+        ),
+        ([A100], {"gpus_per_node": 4, "gpu_type": "a100"}, "", ""),
+        ([A100], {"sbatch": {"gres": "gpu:a100:4"}}, "", ""),
+        ([A100], {}, "", ""),
+        ([PLAIN], {"gpus_per_node": 2}, "", ""),
+        ([], {"gpus_per_node": 2}, "", ""),
+        ([{**A100, "Partitions": "high"}], {"gpus_per_node": 4}, "", ""),
+    ],
+)
+def test_the_types_of_gpus_are_named_to_a_request_without_one(
+    nodes: list[dict[str, str]], keys: dict[str, object], problem: str, remedy: str
+) -> None:
+    found = list(slurm_findings(view({}, gpus=SiteGpus.of_nodes(nodes), **keys)))
+    assert [(one.check, one.severity) for one in found] == [("gpu type", Severity.NOTE)] * bool(problem)
+    assert [one.problem for one in found if problem in one.problem] == [one.problem for one in found]
+    assert [one.remedy for one in found] == [remedy] * bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "keys", "text"),
+    [
+        ([], {}, ""),
+        ([PLAIN], {}, "; GPUs: 2 per node; to request them: cluster.gpus_per_node=2"),
+        ([A100], {}, "; GPUs: a100 (4 per node, on 1 node); to request them: cluster.gpus_per_node=4"),
+        ([A100], {"gpus_per_node": 0}, "; GPUs: a100 (4 per node, on 1 node)"),
+    ],
+)
+def test_the_gpus_of_the_partition_are_reported(
+    nodes: list[dict[str, str]], keys: dict[str, object], text: str
+) -> None:
+    shown = view({}, gpus=SiteGpus.of_nodes(nodes), **keys).text
+    assert shown.removesuffix(text).endswith("with 60 s of grace time")
 
 
 def test_a_partition_that_is_not_there() -> None:
