@@ -70,12 +70,12 @@ def test_with_one_process_per_node_it_has_the_whole_node(planned):
     command = srun_command(run)
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=24"} <= set(command)
     request = sbatch_parameters(run, "log")
-    assert {name: request[name] for name in ("nodes", "ntasks_per_node", "gpus_per_node", "cpus_per_task")} == {
+    assert {name: request[name] for name in ("nodes", "ntasks_per_node", "cpus_per_task")} == {
         "nodes": 2,
         "ntasks_per_node": 1,
-        "gpus_per_node": 4,
         "cpus_per_task": 24,
     }
+    assert request["additional_parameters"]["gpus-per-node"] == "4"
 
 
 def variables_of(run, slurm, num_attempts_here=1, **job):
