@@ -52,7 +52,8 @@ class GpuRequest:
             for name, value in others.items():
                 if value not in (None, "gres"):
                     problem = f"requests GPUs, and cluster.{name}={value} is set, too"
-                    raise ConfigError(GRES, gres, problem, f"keep the gres alone: set cluster.{name}=null")
+                    remedy = f"to keep the gres, set cluster.{name}=null; to drop it, ~{GRES}"
+                    raise ConfigError(GRES, gres, problem, remedy)
             types = tuple(dict.fromkeys(part.gpu_type for part in gpus if part.gpu_type))
             return cls(count=sum(part.count for part in gpus), types=types, form="gres", gres=gres, is_in_gres=True)
         if gpu_type is not None and not gpus_per_node:

@@ -863,7 +863,7 @@ MISTAKES = {
     "GPUs of two keys": (
         ["cluster=slurm", "cluster.gpus_per_node=4", "cluster.sbatch.gres='gpu:a100:4,nvme:1'"],
         "cluster.sbatch.gres=gpu:a100:4,nvme:1",
-        "requests GPUs, and cluster.gpus_per_node=4 is set, too; keep the gres alone: set cluster.gpus_per_node=null",
+        "requests GPUs, and cluster.gpus_per_node=4 is set, too; to keep the gres, set cluster.gpus_per_node=null",
     ),
     "GPUs in the gres that can't be counted": (
         ["cluster=slurm", "cluster.sbatch.gres='gpu:a100:'"],
@@ -875,6 +875,8 @@ MISTAKES = {
         "cluster.sbatch.gres=gpu:a100:4(S:0-1)",
         "sbatch takes no parentheses",
     ),
+    "submitit's gres": (["cluster=slurm", "cluster.gres=gpu:4"], "cluster.gres=gpu:4", "or cluster.sbatch.gres"),
+    "a type without its group": (["gpu_type=a100"], "gpu_type=a100", "set cluster.gpu_type=NAME"),
     "GPUs of a step": (
         ["cluster=slurm", "cluster.sbatch.tres-per-task=gres/gpu:1"],
         "cluster.sbatch.tres-per-task=gres/gpu:1",
