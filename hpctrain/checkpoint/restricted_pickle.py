@@ -15,6 +15,9 @@ from typing import IO, Any, ClassVar
 import torch
 from torch import _utils as rebuild
 
+# torch 2.14 checks sparse tensors all the same, and warns that it takes time
+warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
+
 BUILTINS = ("builtins", "__builtin__")
 """Module of Python's own types, in pickles of Python 3 and of protocol 2."""
 
@@ -200,12 +203,7 @@ def load(source: Path | IO[bytes]) -> Any:
     """
     mapped = isinstance(source, Path) and zipfile.is_zipfile(source)
     # torch 2.11 warns about unchecked sparse tensors unless this is set; nothing here uses their indices
-    with (
-        torch.sparse.check_sparse_tensor_invariants(False),  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        warnings.catch_warnings(),
-    ):
-        # torch 2.14 checks them all the same, and warns that it takes time
-        warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
+    with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]  # torch leaves it untyped
         try:
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
         except pickle.UnpicklingError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import operator
 import os
 import re
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +163,18 @@ def _check_mlflow_server(config: Config, environ: Mapping[str, str]) -> None:
         remedy = "set it to the server's address, such as http://login1:5000, or export MLFLOW_TRACKING_URI"
         raise ConfigError(key, None, "MLflow needs a server", remedy)
     names_folder = address.startswith("file:") or (":" not in address and address != "databricks")
-    allowed = {**environ, **config.cluster.env}.get(FILE_STORE_VARIABLE, "")
-    if names_folder and allowed.lower() not in ("true", "1"):
+    in_container = config.cluster.container.env if isinstance(config.cluster, Slurm) else {}
+    allowed = {**environ, **config.cluster.env, **in_container}.get(FILE_STORE_VARIABLE, "")
+    if names_folder and allowed.lower() not in ("true", "1") and _refuses_folders():
         raise ConfigError(key, address, "is a folder, which MLflow refuses since version 3.13", FILE_STORE_REMEDY)
+
+
+def _refuses_folders() -> bool:
+    """Whether the installed MLflow does."""
+    for name in ("mlflow-skinny", "mlflow"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return tuple(map(int, metadata.version(name).split(".")[:2])) >= (3, 13)
+    return True
 
 
 def _check_parallel(config: Config, world_size: int | None) -> None:

@@ -192,12 +192,14 @@ CONTEXTS: Mapping[str, type[multiprocessing.context.BaseContext]] = MappingProxy
 
 
 def start_method() -> str:
-    """Return how workers are started: as the program has chosen, or else by a fork, whatever Python's own default.
+    """Return how workers are started: as the program has chosen, or by a fork, if that is Python's own default.
 
-    The forkserver, the default since Python 3.14, pickles the dataset, imports torch in each worker, and its workers
-    see nothing of what the rank has read.
+    That of Python 3.14, the forkserver, pickles the dataset and imports torch in each worker, which sees nothing of
+    what the rank has read. It can't be told whether a program chose it, or only used multiprocessing.
     """
-    return multiprocessing.get_start_method(allow_none=True) or "fork"
+    python_default = multiprocessing.get_all_start_methods()[0]
+    method = multiprocessing.get_start_method(allow_none=True)
+    return "fork" if method in (None, python_default) else method
 
 
 class _Flag:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -284,14 +284,17 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
     )
 
 
-def _not_exact(attempts: Sequence[Attempt]) -> Iterator[str]:
+def _not_exact(attempts: Sequence[Attempt]) -> list[str]:
+    lines: list[str] = []
     versions: dict[str, list[int]] = {}
     for attempt in attempts:
         if attempt.saved_step is not None and attempt.saved_step <= (attempt.start_step or 0):
             continue  # it saved nothing that later attempts could have resumed from
+        if not attempt.start_step:  # earlier attempts have no part in the weights
+            lines, versions = [], {}
         if attempt.resumed_world_size is not None:
             ranks = counted(attempt.world_size or 0, "rank")
-            yield (
+            lines.append(
                 f"from attempt {attempt.attempt} on: {ranks} resumed from a checkpoint of "
                 f"{attempt.resumed_world_size}; the samples of each step are the same"
             )
@@ -299,7 +302,8 @@ def _not_exact(attempts: Sequence[Attempt]) -> Iterator[str]:
             versions.setdefault(attempt.torch, []).append(attempt.attempt)
     if len(versions) > 1:
         places = [f"torch {version} in {numbered('attempt', numbers)}" for version, numbers in versions.items()]
-        yield f"{'; '.join(places)}: the weights may differ from those of a run with one version"
+        lines.append(f"{'; '.join(places)}: the weights may differ from those of a run with one version")
+    return lines
 
 
 def _best_warning(status: RunStatus, directory: RunDirectory, saved_step: int) -> str:

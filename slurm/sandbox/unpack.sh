@@ -12,7 +12,11 @@
 set -euo pipefail
 release=${1:?usage: unpack.sh RELEASE FOLDER [python]}
 folder=${2:?usage: unpack.sh RELEASE FOLDER [python]}
-[ "${3:-}" = python ] && wanted="python3 python3-venv" || wanted="slurmctld slurmd slurm-client slurmdbd"
+case ${3:-slurm} in
+    slurm) wanted="slurmctld slurmd slurm-client slurmdbd" ;;
+    python) wanted="python3 python3-venv" ;;
+    *) echo "usage: unpack.sh RELEASE FOLDER [python]" >&2 && exit 2 ;;
+esac
 # label, component, address and file of each source; apt knows the label once it has the source's list
 sources() { apt-get indextargets --format '$(LABEL) $(COMPONENT) $(REPO_URI) $(SOURCESENTRY)' "Created-By: Packages"; }
 debian() { sources | awk '$1 == "Debian" && $2 == "main" && !n++ { print $3, $4 }'; }
@@ -67,7 +71,8 @@ if [ "${3:-}" = python ]; then
     # in place: it looks for its standard library from there
     patchelf --set-interpreter "$loader" --force-rpath --set-rpath "$library" "$python"
     # where venv takes pip from
-    grep -rl /usr/share/python-wheels "$folder"/root/usr/lib/python3.* | xargs sed -i "s#/usr/share/python-wheels#$folder/root&#"
+    grep -rlZ /usr/share/python-wheels "$folder"/root/usr/lib/python3.* \
+        | xargs -0 sed -i "s#/usr/share/python-wheels#${folder//&/\\&}/root&#"
     "$python" --version
     touch "$folder/complete"
     exit

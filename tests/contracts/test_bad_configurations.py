@@ -4,6 +4,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -1109,6 +1110,11 @@ def test_a_folder_of_mlflow_is_refused_unless_mlflow_takes_it(uri, monkeypatch, 
     for other in ("sqlite:////store/mlflow.db", "databricks", "http://login1:5000"):
         assert main([*words, f"logger.mlflow.tracking_uri={other}"]) == 0
     assert main([*words, "cluster.env.MLFLOW_ALLOW_FILE_STORE=true"]) == 0
+    container = ["cluster.container.image=/a", "cluster.container.engine=oci"]
+    assert main([*words, *container, "cluster.container.env.MLFLOW_ALLOW_FILE_STORE=true"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "version", lambda _: "3.12.1")
+        assert main(words) == 0
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     assert main(words) == 0
 

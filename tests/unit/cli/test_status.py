@@ -219,6 +219,9 @@ def test_which_attempts_had_which_torch(make_run, capsys):
     assert [line for line in shown(capsys, "digits") if line.startswith("not exact")] == [f"not exact   {text}"]
     assert main(["digits/a", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["not_exact"] == [text]
+    begin(directory, torch="2.15.0")
+    end(directory, Reason.COMPLETED, 5, saved_step=5)
+    assert "not exact" not in "".join(shown(capsys, "digits"))  # it began anew
 
 
 def test_a_run_with_one_torch_is_exact(make_run, capsys):

@@ -342,3 +342,10 @@ def test_workers_that_run_out_of_open_files_are_an_error(tmp_path: Path, pinned,
     rank.start()
     rank.join(20)
     assert "open files, the limit of a process" in (tmp_path / "error").read_text()
+
+
+@pytest.mark.parametrize(("line", "method"), [("Lock()", "fork"), ("set_start_method('spawn')", "spawn")])
+def test_workers_are_forked_unless_the_program_chose_otherwise(line, method):
+    """From Python 3.14 on, a lock alone makes the forkserver the method of the process."""
+    code = f"import multiprocessing as m; m.{line}; from hpctrain.data.workers import start_method as f; print(f())"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == method
