@@ -14,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobRuntime
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
@@ -78,6 +79,7 @@ def hydra_restored() -> Iterator[None]:
         Plugins.instance()  # plugins add to the store when they are first imported; those entries must stay
         instance, store = GlobalHydra.instance(), ConfigStore.instance()
         hydra, base, repo = instance.hydra, version.getbase(), store.repo
+        job = dict(JobRuntime.instance().conf)
         store.repo = {name: repo[name] for name in HYDRA_ENTRIES if name in repo}
         try:
             yield
@@ -85,6 +87,7 @@ def hydra_restored() -> Iterator[None]:
             instance.hydra = hydra
             version.VersionBase.instance().version_base = base
             store.repo = repo
+            JobRuntime.instance().conf.update(job)
 
 
 def as_words(overrides: Sequence[str] | Mapping[str, object]) -> list[str]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import Container, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
 
 from hpctrain.cli.arguments import OneLineParser
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
@@ -127,6 +127,9 @@ def _show(composer: Composer, options: argparse.Namespace) -> int:
                 composer, "--info", "show_info", info=options.info, config_name=PRIMARY, overrides=overrides
             )
         else:
+            if not options.overrides or "query=" in options.overrides[0]:
+                remedy = "write install=bash, uninstall=bash, or those of fish or zsh"
+                raise ConfigError("--shell-completion", " ".join(options.overrides), "installs nothing", remedy)
             call_application(
                 composer, "--shell-completion", "shell_completion", config_name=PRIMARY, overrides=overrides
             )
@@ -147,11 +150,13 @@ def _print_configuration(composer: Composer, overrides: list[str], options: argp
             del node[key]
         del node.hydra["hydra_help"], node.hydra["help"]
     name = None if options.package == "_global_" else options.package
-    part = node if name is None else OmegaConf.select(node, name)
-    if part is None:
+    group, _, key = (name or "").rpartition(".")
+    parent = OmegaConf.select(node, group) if group else node
+    if name is not None and not (isinstance(parent, DictConfig) and key in parent):
         raise ConfigError("--package", name, "is not in the configuration", "name a group, such as trainer")
+    part = node if name is None else OmegaConf.select(node, name)
     if not isinstance(part, Container):
-        print(part)
+        print("null" if part is None else part)
         return
     if options.resolve:
         OmegaConf.resolve(part)

@@ -222,32 +222,33 @@ class Composer:
         single = (override for override in self.parse(overrides) if not override.is_sweep_override())
         choices = filter(self.options.is_choice, single)
         with self.explaining(overrides):
-            node = self.compose_with_hydra([str(choice.input_line) for choice in choices])
+            node = self.compose_with_hydra([str(choice.input_line) for choice in choices], RunMode.MULTIRUN)
         sweeper: DictConfig = node.hydra.sweeper
         return sweeper
 
-    def compose_with_hydra(self, overrides: Sequence[str]) -> DictConfig:
+    def compose_with_hydra(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
         """Compose with Hydra alone, its own keys included; nothing is checked.
 
         Args:
             overrides: in Hydra's grammar, each with one value.
+            mode: MULTIRUN lets a defaults list have groups without a choice, which a sweep makes.
 
         Raises:
             ConfigError: a file doesn't consist of keys. Other mistakes raise `MISTAKES`.
         """
         if self.folders or not all(map(_is_of_package, overrides)):
-            return self._compose_uncached(overrides)
+            return self._compose_uncached(overrides, mode)
         # a program may compose many runs, each with a composer; hpctrain's own files don't change meanwhile, but a
         # program may store other options in Hydra's ConfigStore
-        key = (conf_dir(), self.primary, *overrides)
+        key = (conf_dir(), self.primary, mode, *overrides)
         if key not in _composed_cache:
-            _composed_cache[key] = pickle.dumps(self._compose_uncached(overrides))
+            _composed_cache[key] = pickle.dumps(self._compose_uncached(overrides, mode))
         shared: DictConfig = pickle.loads(_composed_cache[key])
         return shared
 
-    def _compose_uncached(self, overrides: Sequence[str]) -> DictConfig:
+    def _compose_uncached(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
         try:
-            return self._loader.load_configuration(self.primary, list(overrides), RunMode.RUN, from_shell=False)
+            return self._loader.load_configuration(self.primary, list(overrides), mode, from_shell=False)
         except MISTAKES:
             raise  # some are ValueErrors, and have better explanations than the next line
         except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:

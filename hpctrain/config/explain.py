@@ -49,7 +49,7 @@ class Explainer:
         for pattern, explanation in (
             (r"Could not (?:find|load) '([^']+)'", self._missing_choice),
             (r"Could not override '([\w/@.-]+)'\.\s*No match in the defaults list", self._unknown_group),
-            (r"Invalid Defaults List override '/?([\w/@.-]+):", self._unknown_group),  # Hydra 1.4
+            (r"No earlier Group Default for '([\w/@.-]+)'", self._unknown_group),  # Hydra 1.4
             (r"Could not override '([^']+)'", self._unknown_key),
             (r"Could not delete from config\. '([^']+)'", self._undeletable),
             (r"Error merging override ~([\w.]+)[\s\S]* does not support deletion", self._undeletable),

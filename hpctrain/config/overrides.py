@@ -94,11 +94,12 @@ def _apply(override: Override, node: DictConfig) -> None:
         raise ConfigError(key, value_as_typed(override), "can't extend a list", f"write the whole list: {key}=[...]")
     try:
         if override.is_delete():
-            _delete(key, value, node)
+            _delete(override, node)
             return
         is_single = not isinstance(value, dict | list)
         if override.is_add() and is_single and OmegaConf.select(node, key, throw_on_missing=False) is not None:
-            raise ConfigError(f"+{key}", value, "already has a value", f"write it without the plus sign: {key}={value}")
+            word = value_as_typed(override)
+            raise ConfigError(f"+{key}", word, "already has a value", f"write it without the plus sign: {key}={word}")
         OmegaConf.update(node, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
     except OmegaConfBaseException as error:
         is_unknown = isinstance(error, ConfigAttributeError | ConfigKeyError) and override.type.name == "CHANGE"
@@ -106,12 +107,15 @@ def _apply(override: Override, node: DictConfig) -> None:
         raise ConfigCompositionException(text) from error  # which `Explainer` explains, as those of Hydra itself
 
 
-def _delete(key: str, expected: object, node: DictConfig) -> None:
+def _delete(override: Override, node: DictConfig) -> None:
+    key, expected = override.key_or_group, override.value()
     value = OmegaConf.select(node, key, throw_on_missing=False)
     if value is None:
         raise ConfigCompositionException(f"Could not delete from config. '{key}' does not exist.")
     if expected is not None and expected != value:
-        raise ConfigError(f"~{key}", expected, f"is {value} here", f"write ~{key} to remove it whatever its value")
+        raise ConfigError(
+            f"~{key}", value_as_typed(override), f"is {value} here", f"write ~{key} to remove it whatever its value"
+        )
     group, _, name = key.rpartition(".")
     with open_dict(node):
         del (OmegaConf.select(node, group) if group else node)[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     search = SweepComposer(composer.config_dir).compose_sweep(sweep_overrides) if sweep_overrides else Grid()
     _refuse_swept(composer, overrides)
     sweeper = composer.sweeper(overrides)
-    if not str(sweeper.get("_target_")).endswith(".BasicSweeper"):
+    if not re.fullmatch(r"hydra\..*\.BasicSweeper", str(sweeper.get("_target_"))):
         from hpctrain.search.hydra_sweeper import chosen_sweeper, run_sweeper
 
         if sweep_overrides:

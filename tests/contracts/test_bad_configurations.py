@@ -125,6 +125,7 @@ MISTAKES = {
         "fp16",
     ),
     "a plus sign for a key that exists": (["+seed=1"], "+seed=1: already has a value", "without the plus sign: seed=1"),
+    "a plus sign for a null": (["+seed=null"], "+seed=null: already has a value", "sign: seed=null"),
     "the removal of another value": (["~seed=5"], "~seed=5: is 0 here", "write ~seed to remove it"),
     "a group that isn't one, elsewhere": (["no_group@x=1"], "no_group=1: is placed elsewhere", "leave out @x"),
     "the cluster's kind by hand": (["cluster.kind=slurm"], "cluster.kind=slurm: is set by the option", "cluster=slurm"),

@@ -10,6 +10,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobRuntime
 from hydra.version import getbase
 
 import hpctrain
@@ -117,12 +118,13 @@ def test_a_program_that_uses_hydra_keeps_it(tmp_path):
     (tmp_path / "theirs.yaml").write_text("answer: 42\n")
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(tmp_path), **VERSION_BASE):
-        before, base = GlobalHydra.instance().hydra, getbase()
+        before, base, name = GlobalHydra.instance().hydra, getbase(), JobRuntime.instance().get("name")
         hpctrain.compose(["nodes=1"])
         with pytest.raises(ConfigError):
             hpctrain.compose(["no_key=1"])
         assert GlobalHydra.instance().hydra is before
         assert getbase() == base
+        assert JobRuntime.instance().get("name") == name == "app"
         assert hydra_compose("theirs").answer == 42
 
 

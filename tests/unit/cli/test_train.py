@@ -45,6 +45,7 @@ def test_a_list_of_slurms_is_shown_as_a_job_would_use_it(words, capsys):
     [
         (["-p", "trainer"], ["# @package trainer", "max_epochs: 10"]),
         (["-p", "seed"], ["0"]),
+        (["-p", "trainer.max_steps"], ["null"]),
         (["-p", "_global_"], ["seed: 0"]),
         (["--cfg", "all"], ["hydra:", "seed: 0"]),
         (["--cfg", "hydra"], ["hydra:", "  verbose: false"]),

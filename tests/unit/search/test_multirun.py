@@ -25,6 +25,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import read_varied
 from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.hydra_sweeper import Direction, register_launcher
+from hpctrain.search.multirun import multirun
 from hpctrain.search.runs import without_hydra_overrides
 from hpctrain.search.sweep import Sweep
 
@@ -424,3 +425,19 @@ def test_resume_of_a_sweep_lists_failed_runs_and_runs_them_again_only_on_request
     assert main(["resume", "S/0", "S/1"]) == 1
     assert main(["resume", "S", "--retry-failed"]) == 1
     assert [len(reasons(tmp_path / "S" / number)) for number in "01"] == [3, 3]
+
+
+def test_a_sweep_may_choose_what_an_experiment_leaves_open(tmp_path, capsys):
+    experiment = tmp_path / "conf" / "experiment" / "any_task.yaml"
+    experiment.parent.mkdir(parents=True)
+    experiment.write_text("# @package _global_\ndefaults:\n  - override /optimizer: ???\n")
+    assert main(["-m", "cluster=slurm", "cluster.dry_run=true", "experiment=any_task", "optimizer=sgd,adamw"]) == 0
+    assert "optimizer=adamw" in capsys.readouterr().out
+
+
+def test_a_sweeper_that_has_the_name_of_hydras_own_is_none_of_its(tmp_path):
+    option = tmp_path / "conf" / "hydra" / "sweeper" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("_target_: mine.BasicSweeper\n")
+    with pytest.raises(ConfigError, match=r"^cluster.dry_run=true: can't preview a sweeper that chooses"):
+        multirun(Composer(), ["hydra/sweeper=mine", "cluster.dry_run=true", "seed=1,2"], [])
