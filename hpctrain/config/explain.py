@@ -79,7 +79,9 @@ class Explainer:
     @property
     def _full_key(self) -> str:
         match = re.search(r"full_key: (.+)", self.text)
-        return match[1] if match else "configuration"
+        # OmegaConf 2.4 leaves it out for the value of an interpolation
+        reference = next((word.lstrip("+").partition("=")[0] for word in self.overrides if "${" in word), None)
+        return match[1] if match else reference or "configuration"
 
     @property
     def _file(self) -> tuple[str, str] | None:

@@ -268,7 +268,9 @@ def _check_values_by_schema(schema: type, key: str, values: Mapping[str, Any]) -
         if name not in values:
             continue
         try:
-            node[name] = values[name]
+            OmegaConf.update(
+                node, name, values[name], merge=False
+            )  # an assignment warns of conversions in OmegaConf 2.4
             # the class gets the value as it was written, and not as OmegaConf converts it
             is_converted = node[name] != values[name]
         # a number of hundreds of digits overflows
