@@ -16,7 +16,6 @@ from omegaconf import Container, DictConfig, OmegaConf
 from hpctrain.cli.arguments import OneLineParser
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer, SweepComposer, split_sweep
-from hpctrain.config.hydra_application import call_application
 from hpctrain.config.overrides import open_overrides, quoted
 from hpctrain.config.program import split_command
 from hpctrain.config.root import SWEEP_GROUP
@@ -104,16 +103,14 @@ def _command(arguments: Sequence[str]) -> list[str]:
 
 def _show(composer: Composer, options: argparse.Namespace) -> int:
     sweep, words = split_sweep(options.overrides) if options.cfg and options.multirun else ([], options.overrides)
-    overrides = list(map(quoted, open_overrides(words)))
+    application, overrides = composer.application, list(map(quoted, open_overrides(words)))
     with composer.explaining(words):
         if options.help:
             from hpctrain.cli.help import help_text
 
             print(help_text(composer, options.overrides, options.config_dir), end="")
         elif options.hydra_help:
-            call_application(
-                composer, "--hydra-help", "hydra_help", config_name=PRIMARY, args_parser=_parser(), args=options
-            )
+            application.call("--hydra-help", "hydra_help", config_name=PRIMARY, args_parser=_parser(), args=options)
         elif options.cfg:
             if options.cfg == "job":
                 composer.compose(words)
@@ -123,16 +120,12 @@ def _show(composer: Composer, options: argparse.Namespace) -> int:
                 print(f"# of the command, and of no run: sweep={kind_of(search)}")
                 print(OmegaConf.to_yaml({SWEEP_GROUP: OmegaConf.structured(search)}), end="")
         elif options.info:
-            call_application(
-                composer, "--info", "show_info", info=options.info, config_name=PRIMARY, overrides=overrides
-            )
+            application.call("--info", "show_info", info=options.info, config_name=PRIMARY, overrides=overrides)
         else:
             if not options.overrides or "query=" in options.overrides[0]:
                 remedy = "write install=bash, uninstall=bash, or those of fish or zsh"
                 raise ConfigError("--shell-completion", " ".join(options.overrides), "installs nothing", remedy)
-            call_application(
-                composer, "--shell-completion", "shell_completion", config_name=PRIMARY, overrides=overrides
-            )
+            application.call("--shell-completion", "shell_completion", config_name=PRIMARY, overrides=overrides)
     return ExitCode.FINISHED
 
 

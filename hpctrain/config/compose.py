@@ -12,20 +12,15 @@ import pickle
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
 
-import hydra
 import yaml
-from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hpctrain.config.checks import check
 from hpctrain.config.cluster import fill_from_sbatch_variables
+from hpctrain.config.hydra_application import HydraApplication
 from hpctrain.config.overrides import (
     MISTAKES,
     GroupOptions,
@@ -61,44 +56,10 @@ from hpctrain.phrases import either, scaled
 PRIMARY = "train"
 
 
-VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
-"""Hydra 1.3 warns without the argument, and later versions warn of it."""
 _composed_cache: dict[tuple[object, ...], bytes] = {}
 """What Hydra has composed in this process without folders of a user, pickled: see `compose_with_hydra`."""
 MAX_BYTES = 1_000_000
 """Most bytes of an override, or of a file of options. Parsers in Python read 1 MB in seconds, and 50 MB in minutes."""
-
-
-class OwnFolders(SearchPathPlugin):
-    """Hydra's plugin that has it search the user's folders, too; does nothing in a program's own Hydra application."""
-
-    _folders: ClassVar[tuple[Path | None, Path | None]] = (None, None)
-
-    @classmethod
-    @contextlib.contextmanager
-    def searched(cls, before: Path | None, after: Path | None) -> Iterator[None]:
-        """Context manager in which Hydra is initialized.
-
-        Args:
-            before: searched before the initialized folder; None for none.
-            after: searched after it.
-        """
-        if cls not in Plugins.instance().discover(SearchPathPlugin):
-            Plugins.instance().register(cls)
-        cls._folders = (before, after)
-        try:
-            yield
-        finally:
-            cls._folders = (None, None)
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """See Hydra's documentation."""
-        before, after = self._folders
-        if before is not None:
-            search_path.prepend(provider="command-line", path=f"file://{before}", anchor="main")
-        if after is not None:
-            main = SearchPathQuery(provider="main")
-            search_path.append(provider="working-directory", path=f"file://{after}", anchor=main)
 
 
 class Composer:
@@ -114,7 +75,7 @@ class Composer:
     Attributes:
         config_dir: as given.
         primary: the main configuration.
-        application: Hydra's private object; see `config/hydra_application.py`.
+        application: Hydra.
         foreign_keys: top-level keys that other runs have.
         options: of the groups.
         can_sweep: whether the command has `-m`, which an error about several values then suggests.
@@ -132,15 +93,8 @@ class Composer:
         register()
         flag_folder, here = own_folders(config_dir, folder)
         self.folders = [folder for folder in (flag_folder, here) if folder is not None]
-        # Hydra refuses a second instance in a process, and a sweeper or a resume may need one
-        GlobalHydra.instance().clear()
-        # not @hydra.main, which changes folders, writes .hydra/ and log files from every rank, exits with 1 after a
-        # mistake, and in a sweep writes before anything is checked
-        with OwnFolders.searched(flag_folder, here):
-            hydra.initialize_config_dir(str(conf_dir()), job_name="hpctrain", **VERSION_BASE)
-        self.application: Any = GlobalHydra.instance().hydra
-        self._loader = GlobalHydra.instance().config_loader()
-        self.options = GroupOptions(self._loader)
+        self.application = HydraApplication(flag_folder, here)
+        self.options = GroupOptions(self.application.loader)
         self._composed: dict[tuple[str, ...], tuple[bytes, str]] = {}
         self._parsed: dict[str, list[Override]] = {}
 
@@ -206,7 +160,7 @@ class Composer:
         return parsed
 
     def _parse_unexplained(self, overrides: Sequence[str]) -> list[Override]:
-        parser = TextKeepingParser.create(config_loader=self._loader)
+        parser = TextKeepingParser.create(config_loader=self.application.loader)
         return parser.parse_overrides(list(overrides))
 
     def sweeper(self, overrides: Sequence[str]) -> DictConfig:
@@ -248,7 +202,7 @@ class Composer:
 
     def _compose_uncached(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
         try:
-            return self._loader.load_configuration(self.primary, list(overrides), mode, from_shell=False)
+            return self.application.loader.load_configuration(self.primary, list(overrides), mode, from_shell=False)
         except MISTAKES:
             raise  # some are ValueErrors, and have better explanations than the next line
         except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:

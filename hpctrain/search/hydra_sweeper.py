@@ -14,7 +14,6 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hpctrain.config.compose import PRIMARY, Composer, ProgramComposer
-from hpctrain.config.hydra_application import call_application
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
 from hpctrain.config.task_checks import metric_mode
@@ -69,8 +68,7 @@ def run_sweeper(composer: Composer, overrides: Sequence[str], command: Sequence[
         where = [f"hydra.sweep.dir='{home.path}'", "hydra.mode=MULTIRUN"]
         try:
             with composer.explaining(overrides):
-                call_application(
-                    composer,
+                composer.application.call(
                     "hydra/sweeper",
                     "multirun",
                     config_name=PRIMARY,

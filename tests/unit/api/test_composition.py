@@ -16,7 +16,7 @@ from hydra.version import getbase
 import hpctrain
 from hpctrain.api.composition import as_words
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.compose import VERSION_BASE
+from hpctrain.config.hydra_application import VERSION_BASE
 from hpctrain.errors import ConfigError
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.hydra_application import call_application
 from hpctrain.errors import ConfigError
 
 PACKAGE = Path(__file__).parents[3] / "hpctrain"
@@ -15,7 +14,7 @@ PACKAGE = Path(__file__).parents[3] / "hpctrain"
 @pytest.mark.parametrize(("method", "arguments"), [("no_such_method", {}), ("show_info", {"no_such_argument": 1})])
 def test_a_release_that_lacks_a_feature_is_named(method, arguments):
     with pytest.raises(ConfigError, match=r"^hydra-core=1\.\d.*: has no --info .*; install a release with"):
-        call_application(Composer(), "--info", method, **arguments)
+        Composer().application.call("--info", method, **arguments)
 
 
 def test_no_private_module_of_hydra_or_omegaconf_is_imported():
