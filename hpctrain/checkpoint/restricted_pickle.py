@@ -15,7 +15,7 @@ from typing import IO, Any, ClassVar
 import torch
 from torch import _utils as rebuild
 
-# torch 2.14 checks sparse tensors all the same, and warns that it takes time
+# torch 2.14 checks sparse tensors even with check_sparse_tensor_invariants(False), and warns that it takes time
 warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
 
 BUILTINS = ("builtins", "__builtin__")

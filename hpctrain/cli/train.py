@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -122,9 +123,10 @@ def _show(composer: Composer, options: argparse.Namespace) -> int:
         elif options.info:
             application.call("--info", "show_info", info=options.info, config_name=PRIMARY, overrides=overrides)
         else:
-            if not options.overrides or "query=" in options.overrides[0]:
-                remedy = "write install=bash, uninstall=bash, or those of fish or zsh"
-                raise ConfigError("--shell-completion", " ".join(options.overrides), "installs nothing", remedy)
+            if not re.fullmatch(r"(un)?install=\w+", " ".join(options.overrides)):
+                problem = "expected install=SHELL or uninstall=SHELL"
+                remedy = "write --shell-completion install=bash; hpctrain's own is python -m hpctrain completion bash"
+                raise ConfigError("--shell-completion", " ".join(options.overrides), problem, remedy)
             application.call("--shell-completion", "shell_completion", config_name=PRIMARY, overrides=overrides)
     return ExitCode.FINISHED
 

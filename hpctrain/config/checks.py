@@ -160,17 +160,17 @@ def _check_mlflow_server(config: Config, environ: Mapping[str, str]) -> None:
     key = "logger.mlflow.tracking_uri"
     address = config.logger.mlflow.tracking_uri or environ.get("MLFLOW_TRACKING_URI")
     if not address:
-        remedy = "set it to the server's address, such as http://login1:5000, or export MLFLOW_TRACKING_URI"
-        raise ConfigError(key, None, "MLflow needs a server", remedy)
+        remedy = "set it to an address, such as http://login1:5000, or export MLFLOW_TRACKING_URI"
+        raise ConfigError(key, None, "MLflow needs a server or a database", remedy)
     names_folder = address.startswith("file:") or (":" not in address and address != "databricks")
     in_container = config.cluster.container.env if isinstance(config.cluster, Slurm) else {}
     allowed = {**environ, **config.cluster.env, **in_container}.get(FILE_STORE_VARIABLE, "")
-    if names_folder and allowed.lower() not in ("true", "1") and _refuses_folders():
+    if names_folder and allowed.lower() not in ("true", "1") and _mlflow_refuses_folders():
         raise ConfigError(key, address, "is a folder, which MLflow refuses since version 3.13", FILE_STORE_REMEDY)
 
 
-def _refuses_folders() -> bool:
-    """Whether the installed MLflow does."""
+def _mlflow_refuses_folders() -> bool:
+    """Whether the installed MLflow refuses to store runs in a folder, as it does since version 3.13."""
     for name in ("mlflow-skinny", "mlflow"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return tuple(map(int, metadata.version(name).split(".")[:2])) >= (3, 13)

@@ -185,7 +185,7 @@ class Composer:
 
         Args:
             overrides: in Hydra's grammar, each with one value.
-            mode: MULTIRUN lets a defaults list have groups without a choice, which a sweep makes.
+            mode: MULTIRUN if a sweep chooses options of groups, which the defaults list may then leave open.
 
         Raises:
             ConfigError: a file doesn't consist of keys. Other mistakes raise `MISTAKES`.

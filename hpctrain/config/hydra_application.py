@@ -25,18 +25,18 @@ VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") e
 """Hydra 1.3 warns without the argument, and later releases warn of it."""
 
 
-class OwnFolders(SearchPathPlugin):
+class UserFolders(SearchPathPlugin):
     """Hydra's plugin that has it search the user's folders, too; does nothing in a program's own Hydra application."""
 
     _folders: ClassVar[tuple[Path | None, Path | None]] = (None, None)
 
     @classmethod
     @contextlib.contextmanager
-    def searched(cls, before: Path | None, after: Path | None) -> Iterator[None]:
-        """Context manager in which Hydra is initialized.
+    def search(cls, before: Path | None, after: Path | None) -> Iterator[None]:
+        """Context manager: if Hydra is initialized in it, it searches these folders, too.
 
         Args:
-            before: searched before the initialized folder; None for none.
+            before: searched before hpctrain's own folder; None for none.
             after: searched after it.
         """
         if cls not in Plugins.instance().discover(SearchPathPlugin):
@@ -74,7 +74,7 @@ class HydraApplication:
     def __init__(self, before: Path | None, after: Path | None) -> None:
         # Hydra refuses a second instance in a process, and a sweeper or a resume may need one
         GlobalHydra.instance().clear()
-        with OwnFolders.searched(before, after):
+        with UserFolders.search(before, after):
             hydra.initialize_config_dir(str(conf_dir()), job_name="hpctrain", **VERSION_BASE)
         self.loader = GlobalHydra.instance().config_loader()
         self._hydra: Any = GlobalHydra.instance().hydra
@@ -83,9 +83,9 @@ class HydraApplication:
         """Call a method of the private object.
 
         Args:
-            feature: that needs it, as typed.
-            method: its name.
-            arguments: of the method.
+            feature: what the user typed, such as `--info`, for the error.
+            method: name of the method.
+            arguments: passed to it.
 
         Raises:
             ConfigError: the installed release has no such method, or one with other arguments. Mistakes in the
@@ -96,6 +96,6 @@ class HydraApplication:
             inspect.signature(function).bind(**arguments)
         except (AttributeError, TypeError) as error:
             problem = f"has no {feature} that hpctrain can call"
-            remedy = "install a release with which it was tested: 1.3.8 or 1.4.0rc3"
+            remedy = "pip install hydra-core==1.3.8"
             raise ConfigError("hydra-core", hydra.__version__, problem, remedy) from error
         function(**arguments)

@@ -96,7 +96,8 @@ class MLflow(require.Checked):
     enabled: bool = False
     """Send the run to an MLflow server, during training and at its end, from a background process of rank zero."""
     tracking_uri: Annotated[str | None, require.single_line, require.not_empty, _without_user] = None
-    """The server, such as http://login1:5000; null: the environment variable MLFLOW_TRACKING_URI."""
+    """Address of the server, such as http://login1:5000, or of a database, such as sqlite:////home/me/mlflow.db; null:
+    the environment variable MLFLOW_TRACKING_URI."""
     experiment: Annotated[str, require.single_line, require.not_empty] = "hpctrain"
     """The experiment at MLflow; created if it is missing."""
     tags: Annotated[dict[str, str], _named_tags] = field(default_factory=dict)

@@ -192,10 +192,11 @@ CONTEXTS: Mapping[str, type[multiprocessing.context.BaseContext]] = MappingProxy
 
 
 def start_method() -> str:
-    """Return how workers are started: as the program has chosen, or by a fork, if that is Python's own default.
+    """Return how workers are started: as the program has chosen, and by a fork where Python's default applies.
 
-    That of Python 3.14, the forkserver, pickles the dataset and imports torch in each worker, which sees nothing of
-    what the rank has read. It can't be told whether a program chose it, or only used multiprocessing.
+    The default of Python 3.14, the forkserver, pickles the dataset and imports torch in each worker, which sees nothing
+    of what the rank has read. Python doesn't record whether a program has chosen the default, so there an explicit
+    forkserver becomes a fork, too.
     """
     python_default = multiprocessing.get_all_start_methods()[0]
     method = multiprocessing.get_start_method(allow_none=True)

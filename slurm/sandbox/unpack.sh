@@ -68,7 +68,7 @@ library=$(dirname "$(find "$folder/root/usr/lib" -name 'libc.so.6' | head -n 1)"
 loader=$(find "$folder/root/usr" -name 'ld-linux-*.so.*' | head -n 1)
 if [ "${3:-}" = python ]; then
     python=$(find "$folder/root/usr/bin" -name 'python3.*' -type f)
-    # in place: it looks for its standard library from there
+    # in place: it finds its standard library relative to its own path
     patchelf --set-interpreter "$loader" --force-rpath --set-rpath "$library" "$python"
     # where venv takes pip from
     grep -rlZ /usr/share/python-wheels "$folder"/root/usr/lib/python3.* \

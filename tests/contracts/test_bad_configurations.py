@@ -1080,7 +1080,7 @@ def test_a_server_and_a_key_are_refused_where_they_are_missing_or_would_be_store
     monkeypatch.setattr(checks, "_require_package", lambda *_: None)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert main(["logger.mlflow.enabled=true"]) == 2
-    assert "logger.mlflow.tracking_uri=null: MLflow needs a server" in capfd.readouterr().err
+    assert "logger.mlflow.tracking_uri=null: MLflow needs a server or a database" in capfd.readouterr().err
     assert main(["logger.wandb.enabled=true", "cluster.env.WANDB_API_KEY=abc"]) == 2
     error = capfd.readouterr().err
     assert "cluster.env.WANDB_API_KEY=***: would be in config.yaml" in error
