@@ -28,6 +28,7 @@ from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.cluster.slurm_step import JobVariables
 from hpctrain.cluster.variables import Variables
 from hpctrain.config.cluster import Slurm as SlurmCluster
+from hpctrain.config.gpu_request import GRES
 from hpctrain.config.program import split_command
 from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load_run
@@ -110,7 +111,13 @@ def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
     from hpctrain.config.compose import composer_of
 
     composer = composer_of(command if is_program else None, options.config_dir)
-    config = composer.compose_run([*allocation_overrides(environ, words), *words])
+    try:
+        config = composer.compose_run([*allocation_overrides(environ, words), *words])
+    except ConfigError as error:
+        if error.key != GRES:
+            raise
+        # of a site file, whose gres has the GPUs: only a composed configuration shows it
+        config = composer.compose_run([*allocation_overrides(environ, words, with_gpus=False), *words])
     if not isinstance(config.cluster, SlurmCluster):
         raise ConfigError("cluster", config.cluster.kind, "isn't a SLURM cluster", "leave it out in a batch script")
     typed_words = [*COMMAND.split(), *arguments]

@@ -65,12 +65,13 @@ class Allocation:
         self.lost |= set(nodes)
 
 
-def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> list[str]:
+def allocation_overrides(environ: Mapping[str, str], words: Sequence[str], *, with_gpus: bool = True) -> list[str]:
     """The overrides by which a new run uses the allocation of a batch script that its user wrote.
 
     Args:
         environ: the batch script's environment.
         words: the user's own overrides, which come later and win.
+        with_gpus: set the number of GPUs; not if cluster.sbatch.gres has them.
 
     Raises:
         ClusterEnvironmentError: the nodes have different numbers of tasks.
@@ -86,7 +87,7 @@ def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> li
     values = {
         "nodes": variables.number("SLURM_JOB_NUM_NODES") or len(counts),
         "cluster.processes_per_node": counts[0],
-        "cluster.gpus_per_node": variables.number("SLURM_GPUS_ON_NODE"),
+        "cluster.gpus_per_node": variables.number("SLURM_GPUS_ON_NODE") if with_gpus else None,
         "cluster.cpus_per_process": variables.number("SLURM_CPUS_PER_TASK"),
     }
     if message := ignored_message(variables.unparsable):

@@ -91,6 +91,20 @@ def test_a_script_without_a_run_makes_one_and_finds_it_again_after_a_requeue(slu
     assert ("nodes: 2\n" in config, "cpus_per_process: 3\n" in config) == (True, True)
 
 
+def test_a_script_with_a_site_file_whose_gpus_are_in_the_gres(slurm, tmp_path):
+    slurm.plan(COMPLETES)
+    site = tmp_path / "conf" / "cluster" / "mine.yaml"
+    site.parent.mkdir(parents=True)
+    site.write_text("defaults: [slurm, _self_]\nsbatch: {gres: 'gpu:a100:2,nvme:1'}\n")
+    words = ("cluster=mine", "trainer.max_steps=80", "name=mine")
+    done = supervise(slurm, tmp_path, *words, SLURM_GPUS_ON_NODE="2")
+    assert done.returncode == 0, done.stderr
+    cluster = load_run(RunDirectory.existing(tmp_path / "runs" / "mine" / "job_7").config).cluster
+    assert (cluster.gpus_per_node, cluster.node_gpus) == (None, 2)
+    refused = supervise(slurm, tmp_path, *words, "cluster.gpus_per_node=2", SLURM_GPUS_ON_NODE="2")
+    assert (refused.returncode, "to keep the gres" in refused.stderr) == (2, True)
+
+
 def test_a_script_makes_the_run_of_a_program_from_the_command_after_the_dashes(slurm, tmp_path):
     slurm.plan(ends("completed", 0))
     words = ("args.lr=0.1", "cluster.setup=[module load julia]", "--", "julia", "train.jl", "--lr", "{args.lr}")
