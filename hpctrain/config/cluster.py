@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hpctrain.config import require
-from hpctrain.config.gpu_request import FORMS, GpuRequest
+from hpctrain.config.gpu_request import FORMS, MAX_GPUS, GpuRequest
 from hpctrain.config.require import check_variables
 from hpctrain.errors import ConfigError
 from hpctrain.scheduler.gres import ASKS_FOR_GPUS
@@ -262,7 +262,7 @@ class Cluster(require.Checked):
 
     kind: str = "local"
     """`local` for this machine, `slurm` for sbatch; set by the option, not by hand."""
-    gpus_per_node: Annotated[int | None, require.at_least(0, at_most=MAX_CPUS)] = None
+    gpus_per_node: Annotated[int | None, require.at_least(0, at_most=MAX_GPUS)] = None
     """GPUs per node; null: all visible ones with cluster=local; with cluster=slurm those of `cluster.sbatch.gres`, or
     none."""
     gpus_per_process: Annotated[int, require.at_least(1, at_most=MAX_CPUS)] = 1

@@ -11,6 +11,10 @@ from hpctrain.scheduler.gres import Gpus, gpus_of
 FORMS = ("gpus_per_node", "gres", "gpus_per_task_type")
 """Values of cluster.gpu_request, the usual one first."""
 GRES = "cluster.sbatch.gres"
+MAX_GPUS = 65_535
+"""The most of a node, whose processors SLURM counts in 16 bits."""
+MAX_BARE_NUMBER = 99
+"""The largest number of GPUs that isn't taken for a type, such as 3090, whose number was forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,4 +123,10 @@ def _gpus_in(gres: str) -> tuple[Gpus, ...]:
         raise ConfigError(GRES, gres, str(error), "write them as for sbatch --gres") from error
     if gpus and "(" in gres:
         raise ConfigError(GRES, gres, "is what a node has; sbatch takes no parentheses", "leave (...) out")
+    for part in gpus:
+        if part.count > MAX_GPUS:
+            raise ConfigError(GRES, gres, f"expected at most {MAX_GPUS} GPUs", "write a smaller number")
+        if not part.gpu_type and part.count > MAX_BARE_NUMBER:
+            problem, number = f"requests {part.count} GPUs of any type", part.count
+            raise ConfigError(GRES, gres, problem, f"a type needs a number, too: write gpu:{number}:1")
     return gpus

@@ -15,7 +15,7 @@ ASKS_FOR_GPUS = re.compile(r"(?:gres[/:])?gpu\s*(?:[:=(]|$)")
 """Matches a resource that is GPUs."""
 # 22.05 takes gres:gpu:2, and 26.05 gres/gpu:2 and gpu=2. gpu:3090 is a number of GPUs, and gpu:3090:2 has a type
 _GPUS = re.compile(
-    r"(?:gres[/:])?gpu(?:[:=](?P<type>(?!\d+[kmgtp]?(?:\(|$))[\w.+-]+))?(?:[:=](?P<count>\d+)(?P<unit>[kmgtp]?))?(?:\(.*\))?",
+    r"(?:gres[/:])?gpu(?:[:=](?P<type>(?!\d+[kmgtp]?(?:\(|$))[\w.+-]+))?(?:[:=](?P<count>\d{1,9})(?P<unit>[kmgtp]?))?(?:\(.*\))?",
     re.IGNORECASE,
 )
 _UNITS = " kmgtp"
@@ -47,7 +47,7 @@ def gpus_of(gres: str) -> tuple[Gpus, ...]:
 def _gpus_of_part(part: str) -> Gpus:
     match = _GPUS.fullmatch(part)
     if match is None:
-        raise SchedulerError(f"expected GPUs such as gpu:4 or gpu:a100:4, found {part}")
+        raise SchedulerError(f"expected GPUs such as gpu:4 or gpu:a100:4, found {part[:80]}")
     factor = 1024 ** _UNITS.index(match["unit"].lower() or " ") if match["unit"] else 1
     return Gpus(match["type"] or "", int(match["count"] or 1) * factor)
 

@@ -93,6 +93,22 @@ def test_a_gres_that_sbatch_would_not_take_for_gpus(gres):
         Slurm(sbatch={"gres": gres})
 
 
+@pytest.mark.parametrize(
+    ("gres", "message"),
+    [
+        ("gpu:3090", "requests 3090 GPUs of any type; a type needs a number, too: write gpu:3090:1"),
+        ("gpu:100", "write gpu:100:1"),
+        ("gpu:a100:65536", "expected at most 65535 GPUs"),
+        ("gpu:999999999P", "expected at most 65535 GPUs"),
+    ],
+)
+def test_gpus_in_the_gres_that_slurm_would_count_in_another_way(gres, message):
+    with pytest.raises(ConfigError, match=r"cluster\.sbatch\.gres=gpu:") as caught:
+        Slurm(sbatch={"gres": gres})
+    assert message in str(caught.value)
+    assert Slurm(sbatch={"gres": "gpu:99"}).node_gpus == 99
+
+
 @pytest.mark.parametrize(("tasks", "has_min_nodes"), [(3, False), (2, True)])
 def test_gpus_per_task_that_cannot_be_expressed(tasks, has_min_nodes):
     request = Slurm(gpus_per_node=4, gpu_request="gpus_per_task_type").gpus

@@ -40,6 +40,13 @@ def test_gpus_that_cannot_be_parsed(gres: str) -> None:
         gpus_of(gres)
 
 
+@pytest.mark.parametrize("gres", ["gpu:" + "9" * 5000, "gpu:a100:" + "9" * 5000], ids=["count", "type"])
+def test_a_number_that_python_does_not_convert(gres: str) -> None:
+    with pytest.raises(SchedulerError, match="expected GPUs such as gpu:4 or gpu:a100:4, found gpu:") as caught:
+        gpus_of(gres)
+    assert len(str(caught.value)) < 300
+
+
 def test_the_types_of_a_site_and_where_they_are() -> None:
     gpus = {"a100": "gpu:a100:4(S:0-1)", "h100": "gpu:h100:8", "both": "gpu:h100:4,gpu:a100:1", "old": "gpu:2"}
     records = [{"Partitions": f"{name},all", "Gres": gres} for name, gres in gpus.items()]
