@@ -58,7 +58,7 @@ class GpuRequest:
                     problem = f"requests GPUs, and cluster.{name}={value} is set, too"
                     remedy = f"to keep the gres, set cluster.{name}=null; to drop it, ~{GRES}"
                     raise ConfigError(GRES, gres, problem, remedy)
-            types = tuple(dict.fromkeys(part.gpu_type for part in gpus if part.gpu_type))
+            types = tuple(part.gpu_type for part in gpus if part.gpu_type)
             return cls(count=sum(part.count for part in gpus), types=types, form="gres", gres=gres, is_in_gres=True)
         if gpu_type is not None and not gpus_per_node:
             remedy = "set cluster.gpus_per_node=N, or cluster.gpu_type=null"
@@ -129,4 +129,12 @@ def _gpus_in(gres: str) -> tuple[Gpus, ...]:
         if not part.gpu_type and part.count > MAX_BARE_NUMBER:
             problem, number = f"requests {part.count} GPUs of any type", part.count
             raise ConfigError(GRES, gres, problem, f"a type needs a number, too: write gpu:{number}:1")
+    types = [part.gpu_type for part in gpus]
+    if "" in types and any(types):
+        problem = "has GPUs with and without a type, which SLURM refuses"
+        raise ConfigError(GRES, gres, problem, "write a type for all, such as gpu:a100:2")
+    if len(set(types)) < len(types):  # 22.05.8 grants one GPU for gpu:a100:1,gpu:a100:1
+        raise ConfigError(
+            GRES, gres, "names the same GPUs twice, and SLURM counts them once", "write such as gpu:a100:2"
+        )
     return gpus

@@ -96,6 +96,9 @@ def test_a_gres_that_sbatch_would_not_take_for_gpus(gres):
 @pytest.mark.parametrize(
     ("gres", "message"),
     [
+        ("gpu:1,gpu:1", "names the same GPUs twice, and SLURM counts them once; write such as gpu:a100:2"),
+        ("gpu:a100:1,nvme:1,gpu:a100:1", "write such as gpu:a100:2"),
+        ("gpu:1,gpu:a100:1", "has GPUs with and without a type, which SLURM refuses; write a type for all"),
         ("gpu:3090", "requests 3090 GPUs of any type; a type needs a number, too: write gpu:3090:1"),
         ("gpu:100", "write gpu:100:1"),
         ("gpu:a100:65536", "expected at most 65535 GPUs"),
