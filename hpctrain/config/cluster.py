@@ -351,7 +351,7 @@ class Slurm(Cluster):
     """Additional arguments for srun, such as --cpu-bind=cores; not --job-name, which hpctrain needs."""
     sbatch: Annotated[dict[str, Any], _check_sbatch] = field(default_factory=dict)
     """Other sbatch options, name to value, true for a flag; such as cluster.sbatch.licenses=matlab, or
-    cluster.sbatch.gres=gpu:a100:4,nvme:1, whose GPUs count as those of `cluster.gpus_per_node`."""
+    "cluster.sbatch.gres='gpu:a100:4,nvme:1'", whose GPUs count as those of `cluster.gpus_per_node`."""
     requeue: Requeue = field(default_factory=Requeue)
     """How often a run is continued automatically, by cause."""
     max_parallel_runs: Annotated[int | None, require.at_least(1)] = None

@@ -20,10 +20,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from hpctrain.config import require
+from hpctrain.config.gpu_request import GRES
 from hpctrain.config.logger import SERVICES
 from hpctrain.config.program import default_text
 from hpctrain.config.root import GROUPS, LIST_GROUPS, SWEEP_GROUP
 from hpctrain.errors import ConfigError
+from hpctrain.scheduler.gres import ASKS_FOR_GPUS
 
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
 """What composing raises for mistakes on the command line and in configuration files."""
@@ -256,6 +258,20 @@ def takes_as_list(override: Override) -> bool:
     """Return whether several values are one for this key: a list, unquoted, that SLURM takes as it is typed."""
     is_list = override.value_type is ValueType.SIMPLE_CHOICE_SWEEP and not re.search("['\"]", value_as_typed(override))
     return is_list and TAKES_COMMAS.fullmatch(override.key_or_group) is not None
+
+
+def refuse_ambiguous_gres(override: Override) -> None:
+    """Refuse a sweep over cluster.sbatch.gres, some of whose runs would train without the GPUs of the others.
+
+    Raises:
+        ConfigError: it may be one list of resources, such as `gpu:a100:4,nvme:1`.
+    """
+    key, value = override.key_or_group, value_as_typed(override)
+    if key == GRES and takes_as_list(override):
+        have_gpus = {ASKS_FOR_GPUS.match(text.strip()) is not None for text in value.split(",")}
+        if len(have_gpus) > 1:
+            remedy = f"write \"{key}='{value}'\" for one, or {key}=choice({value}) to sweep over them"
+            raise ConfigError(key, value, "is several values with -m, of which some have no GPUs", remedy)
 
 
 def require_single_value(override: Override, *, can_sweep: bool = True) -> Override:

@@ -10,7 +10,7 @@ from pathlib import Path
 from hydra.core.override_parser.types import Override, ValueType
 
 from hpctrain.config.compose import Composer, ProgramComposer, SweepComposer, split_sweep
-from hpctrain.config.overrides import NOT_SWEPT, OPEN_NODES, value_as_typed
+from hpctrain.config.overrides import NOT_SWEPT, OPEN_NODES, refuse_ambiguous_gres, value_as_typed
 from hpctrain.config.sweep import Grid, kind_of
 from hpctrain.config.sweep import Sweep as SweepOptions
 from hpctrain.errors import ConfigError, ExitCode
@@ -52,6 +52,7 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
         return run_sweeper(composer, overrides, command)
     # in place of Hydra's basic sweeper, which would launch batch by batch, and write its own files
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+    _refuse_swept(composer, params)
     with composer.explaining(overrides):
         parsed = composer.parse([*params, *overrides])
         record = record_of(composer, search, parsed, command)
@@ -119,6 +120,7 @@ def _refuse_swept(composer: Composer, overrides: Sequence[str]) -> None:
         key = override.key_or_group
         if key in NOT_SWEPT and override.is_sweep_override():
             raise ConfigError(key, value_as_typed(override), "can't be swept over", NOT_SWEPT[key])
+        refuse_ambiguous_gres(override)
 
 
 def _refuse_other_sweep(home: RunDirectory, record: SweepRecord) -> None:

@@ -996,6 +996,11 @@ MISTAKES = {
     "an unknown command": (["fly"], "fly", "the commands are"),
     "sweeping the cluster": (["-m", "cluster=local,slurm"], "cluster=local,slurm", "can't be swept"),
     "sweeping run_dir": (["-m", "run_dir=a,b"], "run_dir=a,b", "RUN_DIR/0"),
+    "a sweep over the parts of a gres": (
+        ["-m", "cluster=slurm", "cluster.sbatch.gres=gpu:a100:4,nvme:1"],
+        "cluster.sbatch.gres=gpu:a100:4,nvme:1: is several values with -m, of which some have no GPUs",
+        "write \"cluster.sbatch.gres='gpu:a100:4,nvme:1'\" for one, or cluster.sbatch.gres=choice(gpu:a100:4,nvme:1) ",
+    ),
     "a sweep without runs": (["-m", "seed=range(1,1)"], "seed=range(1,1): has no values", "the end of a range"),
     "a pattern of numbers": (["-m", "seed=glob(*)"], "seed=glob(*): has no values", "options of a group"),
     "a pattern of no option": (["-m", "task=glob(x*)"], "task=glob(x*): has no values", "options of a group"),
