@@ -157,7 +157,9 @@ class Examination:
         except ConfigError as error:
             shutil.rmtree(folder.path, ignore_errors=True)  # the same command may be typed again
             why = "a run with the same request would be refused, too"
-            self.result.findings.append(Finding(check="job", problem=error.problem, why=why, remedy=error.remedy))
+            # sbatch's own refusals are about cluster=slurm, which is no help
+            problem = error.problem if error.key == "cluster" else f"{error.key}={error.value}: {error.problem}"
+            self.result.findings.append(Finding(check="job", problem=problem, why=why, remedy=error.remedy))
             return None
         self.result.add_job(folder.path, job_id)
         self._report(f"submitted job {job_id} for {counted(config.nodes, 'node')}")

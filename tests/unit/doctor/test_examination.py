@@ -129,6 +129,32 @@ def test_gpus_are_requested_as_sbatch_accepts_them(
     assert (tmp_path / "asked").read_text().count("asked") == num_asked
 
 
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (["cluster.gpus_per_node=2", "cluster.gpu_type=v100"], "cluster.gpu_type=v100: "),
+        (["cluster.sbatch.gres=gpu:v100:2"], "cluster.sbatch.gres=gpu:v100:2: v100 "),
+    ],
+)
+def test_a_type_of_gpu_that_the_site_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm: FakeSlurm, words: list[str], setting: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", slurm.environ["PATH"])
+    slurm.script("sbatch", "echo Requested node configuration is not available >&2; exit 1")
+    slurm.script("scontrol", SCONTROL)
+    examination = Examination(
+        Composer().compose(["cluster=slurm", *words]),
+        lambda _: None,
+        options=DoctorOptions(),
+        slurm=Slurm(slurm.environ),
+    )
+    assert examination.submit() is None
+    (finding,) = examination.result.findings
+    assert finding.problem == f"{setting}is not a type of GPU that the cluster has"
+    assert finding.remedy == "choose a100 (2 per node, on 1 node), or h100 (2 per node, on 1 node)"
+
+
 def test_a_python_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
