@@ -103,6 +103,15 @@ class GpuRequest:
                 options["gpus-per-node"] = f"{prefix}{self.count}"
         return {**options, "gres": ",".join(parts)} if parts else options
 
+    @property
+    def type_key(self) -> str:
+        """The key that names the type."""
+        return GRES if self.is_in_gres else "cluster.gpu_type"
+
+    def type_value(self, gpu_type: str) -> str:
+        """What to write there for a type."""
+        return f"gpu:{gpu_type}:{self.count}" if self.is_in_gres else gpu_type
+
     def unknown_type(self, gpu_type: str, problem: str, remedy: str) -> ConfigError:
         """The error on a type that the site doesn't have, about the key that names it.
 
@@ -112,8 +121,8 @@ class GpuRequest:
             remedy: what to set instead.
         """
         if self.is_in_gres:
-            return ConfigError(GRES, self.gres, f"{gpu_type} {problem}", remedy)
-        return ConfigError("cluster.gpu_type", gpu_type, problem, remedy)
+            return ConfigError(self.type_key, self.gres, f"{gpu_type} {problem}", remedy)
+        return ConfigError(self.type_key, gpu_type, problem, remedy)
 
 
 def _gpus_in(gres: str) -> tuple[Gpus, ...]:

@@ -49,7 +49,7 @@ from hpctrain.doctor.site_file import (
     site_name,
     site_text,
 )
-from hpctrain.doctor.slurm_findings import SlurmView, view_slurm
+from hpctrain.doctor.slurm_findings import GPU_TYPE, SlurmView, view_slurm
 from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import read_bytes, write_atomic, write_json
 from hpctrain.launch.prepare import RunPlan, claim_default_path
@@ -184,6 +184,10 @@ class Examination:
                 self._gpu_changes = gpu_changes(cluster, candidate)
                 for change in self._gpu_changes:
                     self._report(f"cluster.{change.key}={change.value}: {change.reason}")
+                if candidate.gpu_type is not None:
+                    # it asked for the type that is now chosen
+                    findings = [finding for finding in self.result.findings if finding.check != GPU_TYPE]
+                    self.result.findings = findings
                 return changed
         return config
 
@@ -283,7 +287,7 @@ class Examination:
         path.parent.mkdir(parents=True, exist_ok=True)
         remarks = []
         if view is not None and cluster.node_gpus and (described := view.partition_gpus.descriptions):
-            remarks.append(f"the GPUs of these nodes, by cluster.gpu_type: {all_of(described)}")
+            remarks.append(f"the GPUs of these nodes, by {cluster.gpus.type_key}: {all_of(described)}")
         text = site_text(keys, shlex.join(["python", "-m", "hpctrain", *words]), changes, remarks)
         write_atomic(path, text, mode=0o600 if any(may_be_secret(f"cluster.{key}") for key in keys) else 0o666)
         return path

@@ -24,6 +24,8 @@ from hpctrain.supervise.ranks import EXITING_S
 
 OLDEST = (20, 11)
 """The oldest version of SLURM whose answers hpctrain reads."""
+GPU_TYPE = "gpu type"
+"""The check on a request of GPUs without a type."""
 SAVES_OFTEN_MIN = 15
 """Minutes between saves that are often."""
 
@@ -229,14 +231,16 @@ def _gpu_types(view: SlurmView) -> Iterator[Finding]:
     if not view.cluster.node_gpus or view.cluster.gpus.types or not gpus.types:
         return
     several = len(gpus.types) > 1
+    request = view.cluster.gpus
+    values = list(map(request.type_value, gpus.types))
     yield Finding(
-        check="gpu type",
+        check=GPU_TYPE,
         severity=Severity.NOTE,
         problem=f"the GPUs are {all_of(gpus.descriptions)}, and the run names no type",
         why="a job may get nodes of different types, and wait for the slower ones"
         if several
         else "a site may demand the type",
-        remedy=f"set cluster.gpu_type={gpus.types[0]}" + (f", or to {either(gpus.types[1:])}" if several else ""),
+        remedy=f"set {request.type_key}={values[0]}" + (f", or to {either(values[1:])}" if several else ""),
     )
 
 

@@ -127,6 +127,9 @@ def test_gpus_are_requested_as_sbatch_accepts_them(
     assert examination.submit() is not None
     assert (tmp_path / "submitted").read_text().count(f"\n#SBATCH {line}\n") == 1
     assert (tmp_path / "asked").read_text().count("asked") == num_asked
+    # once a type is chosen, or typed, there is nothing to advise
+    has_type = "a100" in line or "h100" in line or "gpu_type" in str(words)
+    assert [finding.check for finding in examination.result.findings] == ["gpu type"] * (not has_type)
 
 
 @pytest.mark.parametrize(

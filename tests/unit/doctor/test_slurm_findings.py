@@ -104,6 +104,12 @@ A100, H100, PLAIN = (
             "a100 (4 per node, on 1 node) and h100 (8 per node, on 1 node)",
             "set cluster.gpu_type=a100, or to h100",
         ),
+        (
+            [A100, H100],
+            {"sbatch": {"gres": "gpu:4,nvme:1"}},
+            "a100 (4 per node, on 1 node) and h100 (8 per node, on 1 node)",
+            "set cluster.sbatch.gres=gpu:a100:4, or to gpu:h100:4",
+        ),
         ([A100], {"gpus_per_node": 4, "gpu_type": "a100"}, "", ""),
         ([A100], {"sbatch": {"gres": "gpu:a100:4"}}, "", ""),
         ([A100], {}, "", ""),
