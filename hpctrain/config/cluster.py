@@ -283,9 +283,14 @@ class Cluster(require.Checked):
     """Print what would be launched, without launching it."""
 
     @property
+    def gpus(self) -> GpuRequest:
+        """The GPUs of a node that the run requests."""
+        return GpuRequest(count=self.gpus_per_node)
+
+    @property
     def node_gpus(self) -> int | None:
         """GPUs per node, by whichever key; None if no key sets a number."""
-        return self.gpus_per_node
+        return self.gpus.count
 
 
 @dataclass(kw_only=True, slots=True)
@@ -369,7 +374,7 @@ class Slurm(Cluster):
 
     @property
     def gpus(self) -> GpuRequest:
-        """The GPUs that a job requests.
+        """The GPUs of a node that a job requests.
 
         Raises:
             ConfigError: the keys contradict each other.
@@ -381,11 +386,6 @@ class Slurm(Cluster):
             gpu_request=self.gpu_request,
             gres=gres if isinstance(gres, str) else "",
         )
-
-    @property
-    def node_gpus(self) -> int | None:
-        """GPUs per node, by whichever key; None if no key sets a number."""
-        return self.gpus.count
 
     @property
     def node_python(self) -> str | None:

@@ -60,10 +60,12 @@ class GpuRequest:
                     raise ConfigError(GRES, gres, problem, remedy)
             types = tuple(part.gpu_type for part in gpus if part.gpu_type)
             return cls(count=sum(part.count for part in gpus), types=types, form="gres", gres=gres, is_in_gres=True)
-        if gpu_type is not None and not gpus_per_node:
+        if gpu_type is not None and gpus_per_node is None:
             remedy = "set cluster.gpus_per_node=N, or cluster.gpu_type=null"
             raise ConfigError("cluster.gpu_type", gpu_type, "has no effect on a run that requests no GPUs", remedy)
-        return cls(count=gpus_per_node, types=() if gpu_type is None else (gpu_type,), form=form, gres=gres)
+        # 0 also switches off the type that a site file sets
+        types = (gpu_type,) if gpu_type is not None and gpus_per_node else ()
+        return cls(count=gpus_per_node, types=types, form=form, gres=gres)
 
     def check(self, tasks_per_node: int, *, has_min_nodes: bool) -> None:
         """Refuse GPUs per task that can't be expressed.
@@ -102,6 +104,16 @@ class GpuRequest:
             else:
                 options["gpus-per-node"] = f"{prefix}{self.count}"
         return {**options, "gres": ",".join(parts)} if parts else options
+
+    @property
+    def setting(self) -> tuple[str, object]:
+        """The key that requests the GPUs, and its value."""
+        return (GRES, self.gres) if self.is_in_gres else ("cluster.gpus_per_node", self.count)
+
+    @property
+    def cpu_remedy(self) -> str:
+        """What to type to train on the CPU."""
+        return f"type ~{GRES}" if self.is_in_gres else "set cluster.gpus_per_node=0"
 
     @property
     def type_key(self) -> str:

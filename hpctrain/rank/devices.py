@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import Store
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checks import refuse_without_gpu
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.gpu_request import GpuRequest
 from hpctrain.config.resources import SHARED_GPU_VARIABLE
 from hpctrain.config.root import Config
 from hpctrain.config.visible_gpus import VISIBLE_DEVICES, visible_gpus
@@ -288,31 +289,32 @@ def choose_own_devices(environment: ClusterEnvironment, config: Config) -> tuple
     if devices[0].type == "cuda":
         return devices
     if use_gpu:
-        _refuse_missing_gpus(gpus_per_node, is_rank_zero=environment.rank == 0)
+        _refuse_missing_gpus(cluster.gpus, is_rank_zero=environment.rank == 0)
     refuse_without_gpu(config, f"find out why torch finds no GPU on {socket.gethostname()} (nvidia-smi)")
     return devices
 
 
-def _refuse_missing_gpus(gpus_per_node: int | None, *, is_rank_zero: bool) -> None:
+def _refuse_missing_gpus(request: GpuRequest, *, is_rank_zero: bool) -> None:
     """Raise if there should be a GPU where torch finds none."""
     host = socket.gethostname()
+    key, value = request.setting
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         without = f"torch {torch.__version__} on {host} is built without CUDA"
-        if gpus_per_node:
-            remedy = "install a build with CUDA (pytorch.org), or set it to 0 to train on the CPU"
-            raise ConfigError("cluster.gpus_per_node", gpus_per_node, without, remedy)
+        if request.count:
+            remedy = f"install a build with CUDA (pytorch.org), or {request.cpu_remedy} to train on the CPU"
+            raise ConfigError(key, value, without, remedy)
         if is_rank_zero and (num_visible := visible_gpus(os.environ, build="cuda")):
             log.warning("%s has %s, but %s: training on the CPU", host, counted(num_visible, "GPU"), without)
         return
     num_visible, why = visible_gpus(os.environ) or 0, _driver_error()
-    if not gpus_per_node and (not num_visible or HIDDEN.search(why)):
+    if not request.count and (not num_visible or HIDDEN.search(why)):
         return
     promise = f"the driver lists {counted(num_visible, 'GPU')}"
-    if gpus_per_node:
-        promise = f"cluster.gpus_per_node={gpus_per_node}"
+    if request.count:
+        promise = f"{key}={value}"
     raise DeviceError(
-        f"torch finds no GPU on {host}, but {promise}{why and f' ({why})'}: run nvidia-smi or rocm-smi there, or set "
-        "cluster.gpus_per_node=0 to train on the CPU"
+        f"torch finds no GPU on {host}, but {promise}{why and f' ({why})'}: run nvidia-smi or rocm-smi there, or "
+        f"{request.cpu_remedy} to train on the CPU"
     )
 
 

@@ -47,6 +47,7 @@ def test_other_resources_are_passed_on(name, value):
     [
         ({}, None, {}),
         ({"gpus_per_node": 0}, 0, {}),
+        ({"gpus_per_node": 0, "gpu_type": "a100"}, 0, {}),
         ({"gpus_per_node": 4}, 4, {"gpus-per-node": "4"}),
         ({"gpus_per_node": 4, "gpu_type": "a100"}, 4, {"gpus-per-node": "a100:4"}),
         ({"gpus_per_node": 4, "gpu_request": "gres"}, 4, {"gres": "gpu:4"}),

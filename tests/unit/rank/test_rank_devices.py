@@ -75,6 +75,14 @@ def test_a_rank_without_the_gpus_that_it_asked_for_blames_its_machine(rank, torc
         assert raised.value.machine_at_fault
 
 
+@pytest.mark.parametrize("cuda", [True, False])
+def test_a_rank_without_the_gpus_of_the_gres_names_it(rank, torch_finds, cuda):
+    torch_finds(0, cuda=cuda, error="CUDA error")
+    with pytest.raises((DeviceError, ConfigError), match=r"cluster\.sbatch\.gres=gpu:a100:2") as raised:
+        choose_own_devices(*rank("cluster=slurm", "cluster.sbatch.gres=gpu:a100:2"))
+    assert str(raised.value).endswith(", or type ~cluster.sbatch.gres to train on the CPU")
+
+
 def test_a_driver_that_shows_gpus_which_torch_does_not_find_is_broken(rank, torch_finds):
     torch_finds(0, shown=1)
     with pytest.raises(DeviceError, match=r"but the driver lists 1 GPU: run nvidia-smi or rocm-smi there"):
