@@ -39,7 +39,7 @@ NO_LOG = re.compile(r"srun: error: task (?P<rank>\d+) launch failed: Slurmd coul
 TASKS_ENDED = re.compile(r"srun: error: (?P<node>[\w.-]+): tasks? (?P<ranks>[\d,-]+): ")
 """Printed about tasks of one node that were killed, or exited with a nonzero code."""
 KEPT_LINES = 8
-STEP_GPUS = re.compile(r"--gres[= ]\S*gpu")
+STEP_GPUS = re.compile(r"--(?:gres|tres-per-task)[= ]\S*gpu|--gpus|(?:^| )-G")
 """Options of srun that ask for GPUs for the step."""
 GPUS_PER_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND")
 """Variables of a job with --gpus-per-task, by which srun hides from each rank all GPUs but its own."""
@@ -243,7 +243,8 @@ def srun_environ(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """
     removed: set[str] = set()
     if STEP_GPUS.search(" ".join(plan.slurm.srun_args)):
-        # srun reads --gpus-per-node from this variable, and SLURM 26.05 refuses it together with --gres=gpu
+        # srun reads --gpus-per-node from this variable. SLURM 26.05 refuses it together with --gres=gpu, and 22.05.8 a
+        # type in it together with --gpus-per-task or --gpus without one
         removed.add("SLURM_GPUS_PER_NODE")
     if "SLURM_GPUS_PER_TASK" in environ or "gpu" in environ.get("SLURM_TRES_PER_TASK", ""):
         # 26.05 shows each rank its own GPU alone, with which NCCL may fail; 22.05.8 none, if the GPUs have a type

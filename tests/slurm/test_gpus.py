@@ -64,7 +64,7 @@ def logs(run: Path) -> list[str]:
 
 def assert_trained(sandbox: SlurmSandbox, run: Path, request: str, *, gpu_type: str = "h100", node: str = "n3") -> None:
     """The ranks trained on a node with GPUs of this type, and each saw all of them."""
-    texts = [path.read_text() for path in sorted((run / "logs").glob("rank_*.log"))]
+    texts = logs(run)
     assert [re.findall(r"^sees (.*)$", text, re.MULTILINE) for text in texts] == [["0,1"]] * 2
     assert all("step 3" in text for text in texts)
     record = sandbox.ask("scontrol", "--details", "--oneliner", "show", "job", job_id(run))
@@ -91,12 +91,19 @@ def test_a_type_of_gpu_in_each_form(sandbox: SlurmSandbox, hpctrain: Hpctrain, t
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("form", ["gpus_per_node", "gpus_per_task"])
-def test_a_step_with_gpus_of_its_own(hpctrain: Hpctrain, tmp_path: Path, form: str) -> None:
-    words = ["cluster=slurm", "cluster.wait=true", "run_dir=R", "cluster.srun_args=['--gres=gpu:1']", *FORMS[form]]
+@pytest.mark.parametrize(
+    ("form", "option", "seen"),
+    [
+        ("gpus_per_node", "--gres=gpu:1", "0"),
+        ("gpus_per_node", "--gpus-per-task=1", "1"),
+        ("gpus_per_task", "--gres=gpu:1", "0"),
+    ],
+)
+def test_a_step_with_gpus_of_its_own(hpctrain: Hpctrain, tmp_path: Path, form: str, option: str, seen: str) -> None:
+    words = ["cluster=slurm", "cluster.wait=true", "run_dir=R", f"cluster.srun_args=['{option}']", *FORMS[form]]
     done = hpctrain("run", *words, "--", *SHOW, "true")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.findall(r"^sees (.*)$", (tmp_path / "R" / "logs" / "rank_1.log").read_text(), re.MULTILINE) == ["0"]
+    assert re.findall(r"^sees (.*)$", (tmp_path / "R" / "logs" / "rank_1.log").read_text(), re.MULTILINE) == [seen]
 
 
 def test_a_type_that_the_site_or_the_partition_lacks(hpctrain: Hpctrain, tmp_path: Path) -> None:

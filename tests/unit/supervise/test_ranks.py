@@ -40,10 +40,21 @@ def test_the_nodes_of_failed_ranks_are_those_that_srun_names():
 
 
 @pytest.mark.parametrize(
-    ("args", "dropped"), [(["--gres=gpu:1"], True), (["--gres", "tmp:1,gpu:a100:2"], True), (["--gres=tmp:1"], False)]
+    ("args", "dropped"),
+    [
+        (["--gres=gpu:1"], True),
+        (["--gres", "tmp:1,gpu:a100:2"], True),
+        (["--gpus-per-task=1"], True),
+        (["--gpus=2"], True),
+        (["--cpu-bind=cores", "-G2"], True),
+        (["--tres-per-task=gres/gpu:1"], True),
+        (["--gres=tmp:1"], False),
+        (["--gpu-bind=none"], False),
+        (["--tres-per-task=cpu=2"], False),
+    ],
 )
 def test_the_number_of_gpus_of_the_job_is_dropped_if_the_step_asks_for_gpus(composer, tmp_path, args, dropped):
-    """SLURM 26.05 refuses both together, and srun reads the job's from a variable."""
+    """SLURM refuses some of both together, and srun reads the job's from a variable."""
     config = composer.compose(["cluster=slurm", f"cluster.srun_args={args}", f"run_dir={tmp_path}"])
     plan = RunPlan(config, RunDirectory.at(tmp_path), resources_of(config))
     environ = {"SLURM_GPUS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "2"}
