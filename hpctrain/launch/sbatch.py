@@ -180,7 +180,12 @@ def explain_gpus(error: NoSuchNodesError, gpus: GpuRequest, partition: str | Non
             if others := site.partitions_of(gpu_type):
                 remedies.append(f"set cluster.partition to {listed(others, separator=' or ')}")
             return gpus.unknown_type(gpu_type, problem, ", or ".join(remedies))
-    has = all_of([f"{here.describe(name)} in {numbered('partition', here.partitions_of(name))}" for name in gpus.types])
+
+    def described(name: str) -> str:
+        place = f" in {numbered('partition', here.partitions_of(name))}" if partition is None else ""
+        return here.describe(name) + place
+
+    has = all_of(list(map(described, gpus.types)))
     return ConfigError(error.key, error.value, error.problem, f"{where} has {has}; {error.remedy}")
 
 
