@@ -15,7 +15,7 @@ from pathlib import Path
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import ProgramConfig, RunConfig
-from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
+from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError, RunDirectoryError
 from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.existing_run import nothing_left
 from hpctrain.launch.launch_code import LaunchCode, importing_code_of
@@ -273,6 +273,12 @@ class Sweep:
                 if not submitted:
                     raise
                 return submitted, error  # the others stay as they are prepared, for `resume`
+            except HpctrainError:
+                if submitted:
+                    cancel = f"python -m hpctrain cancel {self.home.as_typed}"
+                    count = f"{len(submitted)} of {len(plans)} runs were submitted before the error"
+                    print(f"{count}; to cancel: {cancel}", file=sys.stderr)
+                raise
             array_id, _, task = job_ids[0].partition("_")
             what = f"job array {array_id} with {len(job_ids)} runs" if task else f"job {array_id}"
             print(f"submitted {what}")

@@ -135,6 +135,10 @@ def test_another_refusal_keeps_what_was_submitted(small_arrays, capsys):
         "sweep.json",
     ]
     assert jobs_of("S/0") == ["1_0"]
+    cancel = f"to cancel: python -m hpctrain cancel {Path.cwd()}/S"
+    assert capsys.readouterr().err.startswith(
+        f"2 of 4 runs were submitted before the error; {cancel}\nhpctrain: error: "
+    )
 
 
 def test_waiting_includes_the_runs_that_were_submitted_before(small_arrays, monkeypatch):
