@@ -98,7 +98,8 @@ class GpuRequest:
         if self.count and not self.is_in_gres:
             prefix = "".join(f"{gpu_type}:" for gpu_type in self.types)
             if self.form == "gres":
-                parts.append(f"gpu:{prefix}{self.count}")
+                # sbatch refuses none beside others
+                parts = [*(part for part in parts if part != "none"), f"gpu:{prefix}{self.count}"]
             elif self.form == "gpus_per_task_type":
                 options["gpus-per-task"] = f"{prefix}{self.count // tasks_per_node}"
             else:

@@ -53,6 +53,8 @@ def test_other_resources_are_passed_on(name, value):
         ({"gpus_per_node": 4, "gpu_request": "gres"}, 4, {"gres": "gpu:4"}),
         ({"gpus_per_node": 4, "gpu_type": "a100", "gpu_request": "gres"}, 4, {"gres": "gpu:a100:4"}),
         ({"gpus_per_node": 4, "gpu_request": "gres", "sbatch": {"gres": "nvme:1"}}, 4, {"gres": "nvme:1,gpu:4"}),
+        ({"gpus_per_node": 4, "gpu_request": "gres", "sbatch": {"gres": "none"}}, 4, {"gres": "gpu:4"}),
+        ({"sbatch": {"gres": "none"}}, None, {"gres": "none"}),
         ({"gpus_per_node": 4, "sbatch": {"gres": "nvme:1"}}, 4, {"gres": "nvme:1", "gpus-per-node": "4"}),
         ({"gpus_per_node": 4, "gpu_request": "gpus_per_task_type"}, 4, {"gpus-per-task": "2"}),
         (
