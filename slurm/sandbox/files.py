@@ -71,6 +71,7 @@ def gres_conf(home: Path, record: Record) -> str:
     lines = [
         f"NodeName={','.join(names)} {gpus} Type={gpu_type}"
         for gpu_type, names in record.options.nodes_by_gpu_type.items()
+        if names
     ]
     return "\n".join([*lines, "Name=nvme Count=2"] if lines else [gpus]) + "\n"
 
