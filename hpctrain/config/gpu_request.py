@@ -155,7 +155,7 @@ def _gpus_in(gres: str) -> tuple[Gpus, ...]:
     if "" in types and any(types):
         problem = "has GPUs with and without a type, which SLURM refuses"
         raise ConfigError(GRES, gres, problem, "write a type for all, such as gpu:a100:2")
-    if len(set(types)) < len(types):  # 22.05.8 grants one GPU for gpu:a100:1,gpu:a100:1
+    if len(set(types)) < len(types):  # 22.05 and 26.05 grant one GPU for gpu:a100:1,gpu:a100:1
         raise ConfigError(
             GRES, gres, "names the same GPUs twice, and SLURM counts them once", "write such as gpu:a100:2"
         )

@@ -43,6 +43,7 @@ from hpctrain.doctor.site_file import (
     FOLDER,
     Change,
     gpu_changes,
+    gpu_remarks,
     gpu_requests,
     site_changes,
     site_keys,
@@ -55,7 +56,7 @@ from hpctrain.files import read_bytes, write_atomic, write_json
 from hpctrain.launch.prepare import RunPlan, claim_default_path
 from hpctrain.launch.sbatch import SubmitLimitError
 from hpctrain.launch.submission import submit_doctor, would_be_accepted
-from hpctrain.phrases import all_of, counted, listed
+from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.job import JobState, SlurmJob, explain_held, explain_pending
@@ -285,9 +286,7 @@ class Examination:
         words = [word for word in self._options.typed if not may_be_secret(word.partition("=")[0])]
         keys = site_keys(cluster, changes)
         path.parent.mkdir(parents=True, exist_ok=True)
-        remarks = []
-        if view is not None and cluster.node_gpus and (described := view.partition_gpus.descriptions):
-            remarks.append(f"the GPUs of these nodes, by {cluster.gpus.type_key}: {all_of(described)}")
+        remarks = [] if view is None else gpu_remarks(cluster, view.partition_gpus.descriptions)
         text = site_text(keys, shlex.join(["python", "-m", "hpctrain", *words]), changes, remarks)
         write_atomic(path, text, mode=0o600 if any(may_be_secret(f"cluster.{key}") for key in keys) else 0o666)
         return path

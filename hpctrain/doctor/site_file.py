@@ -17,7 +17,7 @@ from hpctrain.config.cluster import Container, Requeue, Slurm
 from hpctrain.config.gpu_request import FORMS
 from hpctrain.doctor.folder import OWN_OPTIONS, DoctorJobRecord
 from hpctrain.doctor.nodes import NO_PLUGIN
-from hpctrain.phrases import listed, on_one_line
+from hpctrain.phrases import all_of, listed, on_one_line
 from hpctrain.scheduler.settings import Partition
 
 FOLDER = Path("conf") / "cluster"
@@ -119,6 +119,20 @@ def gpu_changes(typed: Slurm, accepted: Slurm) -> list[Change]:
     values = {key: getattr(accepted, key) for key in ("gpu_type", "gpu_request")}
     reason = "the first that sbatch accepts"
     return [Change(key, value, reason) for key, value in values.items() if value != getattr(typed, key)]
+
+
+def gpu_remarks(cluster: Slurm, types: Sequence[str]) -> list[str]:
+    """Return the comment on the types of GPUs; none if the request has no GPUs, or the nodes have no types.
+
+    Args:
+        cluster: of the request.
+        types: of the nodes, described.
+    """
+    request = cluster.gpus
+    if not request.count or not types:
+        return []
+    key = f"{request.type_key}={request.type_value('TYPE')}" if request.is_in_gres else request.type_key
+    return [f"the GPUs of these nodes, by {key}: {all_of(types)}"]
 
 
 def site_text(keys: Mapping[str, Any], command: str, changes: Sequence[Change], remarks: Sequence[str] = ()) -> str:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpctrain.config.cluster import Container, Requeue, Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.doctor.folder import DoctorJobRecord, NodeAnswer
-from hpctrain.doctor.site_file import gpu_changes, gpu_requests, site_changes, site_keys, site_name, site_text
+from hpctrain.doctor.site_file import (
+    gpu_changes,
+    gpu_remarks,
+    gpu_requests,
+    site_changes,
+    site_keys,
+    site_name,
+    site_text,
+)
 from hpctrain.scheduler.settings import Partition
 
 LOW = Partition({"PartitionName": "low", "MaxTime": "02:00:00"})
@@ -89,3 +98,20 @@ def test_names_of_clusters_become_names_of_options() -> None:
         "a_b",
         "local_site",
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "types", "remarks"),
+    [
+        ({"gpus_per_node": 2}, ["a100", "h100"], ["the GPUs of these nodes, by cluster.gpu_type: a100 and h100"]),
+        (
+            {"sbatch": {"gres": "gpu:2,nvme:1"}},
+            ["a100"],
+            ["the GPUs of these nodes, by cluster.sbatch.gres=gpu:TYPE:2: a100"],
+        ),
+        ({"gpus_per_node": 2}, [], []),
+        ({"gpus_per_node": 0}, ["a100"], []),
+    ],
+)
+def test_the_types_of_gpus_are_in_a_comment(keys: dict[str, Any], types: list[str], remarks: list[str]) -> None:
+    assert gpu_remarks(Slurm(**keys), types) == remarks
