@@ -170,10 +170,10 @@ def check_mounted(container: Container, what: str, path: str) -> None:
         raise ConfigError(what, path, problem, "use another folder")
 
 
-GPUS = "set cluster.gpus_per_node=N, with cluster.gpu_type for a type of GPU, and cluster.gpu_request for another form"
+GPU_REMEDY = "set cluster.gpus_per_node=N, and where needed cluster.gpu_type=a100 and cluster.gpu_request=gres"
 OWNED_SBATCH_KEYS = {
     **{name: f"set cluster.{name}" for name in ("partition", "account", "qos", "constraint", "exclude", "reservation")},
-    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"), GPUS),
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"), GPU_REMEDY),
     **dict.fromkeys(("output", "error"), "logs go into the run directory"),
     "array": "a sweep sets it: -m with comma-separated values",
     "job-name": "set name",
@@ -212,7 +212,7 @@ def _check_option(key: str, option: str, value: object) -> None:
         raise ConfigError(key, value, "has a key of its own", OWNED_SBATCH_KEYS[option])
     if option == "tres-per-task" and any(ASKS_FOR_GPUS.match(part.strip()) for part in str(value).split(",")):
         # hpctrain would not count them, and train on the CPU
-        raise ConfigError(key, value, "requests GPUs, which have a key of their own", GPUS)
+        raise ConfigError(key, value, "requests GPUs, which have a key of their own", GPU_REMEDY)
     if not re.fullmatch(r"[a-z][a-z0-9-]*", option):
         raise ConfigError(key, value, "is not an sbatch option", "write the long name without its dashes")
     if not isinstance(value, bool | int | float | str):
@@ -222,7 +222,7 @@ def _check_option(key: str, option: str, value: object) -> None:
 
 def _check_gpu_type(key: str, value: str) -> None:
     if not re.fullmatch(r"[\w.+-]+", value):
-        raise ConfigError(key, value, "is not the name of a type", "write such as a100, and cluster.gpus_per_node=N")
+        raise ConfigError(key, value, "is not the name of a type", "write the type alone, and cluster.gpus_per_node=N")
 
 
 def _check_python(key: str, value: str) -> None:
@@ -370,7 +370,7 @@ class Slurm(Cluster):
             problem = f"must be shorter than the time limit of {self.time_limit_min} min"
             remedy = "shorten it, or raise cluster.time_limit_min"
             raise ConfigError("cluster.signal_delay_s", self.signal_delay_s, problem, remedy)
-        _ = self.gpus
+        _ = self.gpus  # raises if two keys request GPUs
 
     @property
     def gpus(self) -> GpuRequest:

@@ -295,9 +295,7 @@ INSTEAD_OF_KEYS: Mapping[str, Sequence[str]] = {
     "set cluster.gpus_per_node=N": ("gpus",),
     "set cluster.gpus_per_process=N": ("gpus_per_task",),
     "set cluster.gpu_type=NAME": ("gpu_type",),
-    "set cluster.gpus_per_node=N, with cluster.gpu_type and cluster.gpu_request=gres, or cluster.sbatch.gres": (
-        "gres",
-    ),
+    "set cluster.gpus_per_node=N and cluster.gpu_type=NAME, or cluster.sbatch.gres=gpu:NAME:N": ("gres",),
     "set trainer.clip_grad_norm, or trainer.clip_grad_value": ("gradient_clip_val", "max_grad_norm"),
     "set optimizer.lr": ("learning_rate",),
     "set trainer.max_steps=N": ("limit_train_batches",),

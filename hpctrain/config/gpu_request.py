@@ -56,7 +56,7 @@ class GpuRequest:
             for name, value in others.items():
                 if value not in (None, "gres"):
                     problem = f"requests GPUs, and cluster.{name}={value} is set, too"
-                    remedy = f"to keep the gres, set cluster.{name}=null; to drop it, ~{GRES}"
+                    remedy = f"to keep the gres, set cluster.{name}=null; to remove all of it, ~{GRES}"
                     raise ConfigError(GRES, gres, problem, remedy)
             types = tuple(part.gpu_type for part in gpus if part.gpu_type)
             return cls(count=sum(part.count for part in gpus), types=types, form="gres", gres=gres, is_in_gres=True)
@@ -144,7 +144,7 @@ def _gpus_in(gres: str) -> tuple[Gpus, ...]:
     except SchedulerError as error:
         raise ConfigError(GRES, gres, str(error), "write them as for sbatch --gres") from error
     if gpus and "(" in gres:
-        raise ConfigError(GRES, gres, "is what a node has; sbatch takes no parentheses", "leave (...) out")
+        raise ConfigError(GRES, gres, "is how scontrol prints a node's GPUs", "leave (...) out, as sbatch demands")
     for part in gpus:
         if part.count > MAX_GPUS:
             raise ConfigError(GRES, gres, f"expected at most {MAX_GPUS} GPUs", "write a smaller number")

@@ -94,7 +94,7 @@ def site_keys(cluster: Slurm, changes: Sequence[Change]) -> dict[str, Any]:
 
 
 def gpu_requests(cluster: Slurm, types: Sequence[str]) -> Iterator[Slurm]:
-    """Yield the requests of GPUs that a site may accept, first the one that was typed, unless nodes have several types.
+    """Yield the requests of GPUs to try, the user's first; or one per type, if there are several and none is set.
 
     Args:
         cluster: of the request; keys that it sets are kept.
@@ -116,9 +116,15 @@ def gpu_changes(typed: Slurm, accepted: Slurm) -> list[Change]:
         typed: by the user.
         accepted: by sbatch.
     """
-    values = {key: getattr(accepted, key) for key in ("gpu_type", "gpu_request")}
-    reason = "the first that sbatch accepts"
-    return [Change(key, value, reason) for key, value in values.items() if value != getattr(typed, key)]
+    reasons = {
+        "gpu_type": "the first of the nodes' types that sbatch accepts",
+        "gpu_request": "the first form that sbatch accepts",
+    }
+    return [
+        Change(key, getattr(accepted, key), reason)
+        for key, reason in reasons.items()
+        if getattr(accepted, key) != getattr(typed, key)
+    ]
 
 
 def gpu_remarks(cluster: Slurm, types: Sequence[str]) -> list[str]:
@@ -132,7 +138,7 @@ def gpu_remarks(cluster: Slurm, types: Sequence[str]) -> list[str]:
     if not request.count or not types:
         return []
     key = f"{request.type_key}={request.type_value('TYPE')}" if request.is_in_gres else request.type_key
-    return [f"the GPUs of these nodes, by {key}: {all_of(types)}"]
+    return [f"values of {key} here: {all_of(types)}"]
 
 
 def site_text(keys: Mapping[str, Any], command: str, changes: Sequence[Change], remarks: Sequence[str] = ()) -> str:

@@ -240,7 +240,7 @@ def _gpu_types(view: SlurmView) -> Iterator[Finding]:
         why="a job may get nodes of different types, and wait for the slower ones"
         if several
         else "a site may demand the type",
-        remedy=f"set {request.type_key}={values[0]}" + (f", or to {either(values[1:])}" if several else ""),
+        remedy=f"set {request.type_key}={values[0]}" + (f", or {either(values[1:])}" if several else ""),
     )
 
 

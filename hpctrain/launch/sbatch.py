@@ -158,7 +158,7 @@ def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError |
 
 
 def explain_gpus(error: NoSuchNodesError, gpus: GpuRequest, partition: str | None) -> ConfigError:
-    """Return the error on a request of GPUs for which SLURM has no nodes; SLURM is asked for those that it has.
+    """Explain a refused request of typed GPUs by the GPUs that the cluster has.
 
     Args:
         error: sbatch's refusal.
@@ -186,7 +186,7 @@ def explain_gpus(error: NoSuchNodesError, gpus: GpuRequest, partition: str | Non
         return here.describe(name) + place
 
     has = all_of(list(map(described, gpus.types)))
-    return ConfigError(error.key, error.value, error.problem, f"{where} has {has}; {error.remedy}")
+    return ConfigError(error.key, error.value, error.problem, f"{where} has {has}: request fewer GPUs or nodes")
 
 
 def _unsure(what: str, name: str) -> SchedulerError:

@@ -875,14 +875,14 @@ MISTAKES = {
     "GPUs as a node prints them": (
         ["cluster=slurm", "cluster.sbatch.gres='gpu:a100:4(S:0-1)'"],
         "cluster.sbatch.gres=gpu:a100:4(S:0-1)",
-        "sbatch takes no parentheses",
+        "is how scontrol prints a node's GPUs",
     ),
     "submitit's gres": (["cluster=slurm", "cluster.gres=gpu:4"], "cluster.gres=gpu:4", "or cluster.sbatch.gres"),
     "a type without its group": (["gpu_type=a100"], "gpu_type=a100", "set cluster.gpu_type=NAME"),
     "GPUs of a step": (
         ["cluster=slurm", "cluster.sbatch.tres-per-task=gres/gpu:1"],
         "cluster.sbatch.tres-per-task=gres/gpu:1",
-        "set cluster.gpus_per_node=N, with cluster.gpu_type for a type of GPU",
+        "set cluster.gpus_per_node=N, and where needed cluster.gpu_type=a100",
     ),
     "a type of no GPUs": (["cluster=slurm", "cluster.gpu_type=a100"], "cluster.gpu_type=a100", "gpus_per_node=N"),
     "a type with a number": (

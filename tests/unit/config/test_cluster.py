@@ -78,9 +78,12 @@ def test_each_form_of_a_request_counts_the_gpus_of_a_node(keys, count, options):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"gpus_per_node": 0}, "to keep the gres, set cluster.gpus_per_node=null; to drop it, ~cluster.sbatch.gres"),
-        ({"gpu_type": "a100"}, "set cluster.gpu_type=null; to drop it, ~cluster.sbatch.gres"),
-        ({"gpu_request": "gpus_per_node"}, "set cluster.gpu_request=null; to drop it, ~cluster.sbatch.gres"),
+        (
+            {"gpus_per_node": 0},
+            "to keep the gres, set cluster.gpus_per_node=null; to remove all of it, ~cluster.sbatch.gres",
+        ),
+        ({"gpu_type": "a100"}, "set cluster.gpu_type=null; to remove all of it, ~cluster.sbatch.gres"),
+        ({"gpu_request": "gpus_per_node"}, "set cluster.gpu_request=null; to remove all of it, ~cluster.sbatch.gres"),
     ],
 )
 def test_gpus_in_the_gres_are_the_only_ones(keys, message):

@@ -103,11 +103,11 @@ def test_names_of_clusters_become_names_of_options() -> None:
 @pytest.mark.parametrize(
     ("keys", "types", "remarks"),
     [
-        ({"gpus_per_node": 2}, ["a100", "h100"], ["the GPUs of these nodes, by cluster.gpu_type: a100 and h100"]),
+        ({"gpus_per_node": 2}, ["a100", "h100"], ["values of cluster.gpu_type here: a100 and h100"]),
         (
             {"sbatch": {"gres": "gpu:2,nvme:1"}},
             ["a100"],
-            ["the GPUs of these nodes, by cluster.sbatch.gres=gpu:TYPE:2: a100"],
+            ["values of cluster.sbatch.gres=gpu:TYPE:2 here: a100"],
         ),
         ({"gpus_per_node": 2}, [], []),
         ({"gpus_per_node": 0}, ["a100"], []),

@@ -408,11 +408,11 @@ ELSEWHERE = f"choose {A100}, or set cluster.partition to h100 or low"
         ),
         (
             ["gpus_per_node=4", "gpu_type=a100"],
-            f"=slurm: {REFUSED}; the cluster has {A100} in partitions a100, low; see `sinfo` and cluster.*",
+            f"=slurm: {REFUSED}; the cluster has {A100} in partitions a100, low: request fewer GPUs or nodes",
         ),
         (
             ["gpus_per_node=4", "gpu_type=a100", "partition=a100"],
-            f"=slurm: {REFUSED}; partition a100 has {A100}; see `sinfo` and cluster.*",
+            f"=slurm: {REFUSED}; partition a100 has {A100}: request fewer GPUs or nodes",
         ),
         (["gpus_per_node=4"], f"=slurm: {REFUSED}; see `sinfo` and cluster.*"),
     ],
