@@ -84,18 +84,7 @@ def sbatch(script: Path, name: str) -> str:
         SchedulerError: sbatch failed otherwise, and may have submitted the job.
     """
     try:
-        done = subprocess.run(
-            ["sbatch", str(script)],
-            env=without_job_variables(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=SBATCH_TIMEOUT_S,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    except (FileNotFoundError, PermissionError) as error:
-        raise SchedulerMissingError(MISSING) from error
+        done = _run_sbatch([str(script)])
     except subprocess.TimeoutExpired as error:
         raise _unsure(f"did not answer within {SBATCH_TIMEOUT_S:g} s", name) from error
     except KeyboardInterrupt as error:
@@ -118,8 +107,15 @@ def is_accepted(script: str) -> bool:
         SchedulerError: it didn't answer.
     """
     try:
-        done = subprocess.run(
-            ["sbatch", "--test-only"],
+        return _run_sbatch(["--test-only"], script).returncode == 0
+    except subprocess.TimeoutExpired as error:
+        raise SchedulerError(f"sbatch --test-only did not answer within {SBATCH_TIMEOUT_S:g} s") from error
+
+
+def _run_sbatch(words: Sequence[str], script: str = "") -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            ["sbatch", *words],
             env=without_job_variables(os.environ),
             input=script,
             capture_output=True,
@@ -130,9 +126,6 @@ def is_accepted(script: str) -> bool:
         )
     except (FileNotFoundError, PermissionError) as error:
         raise SchedulerMissingError(MISSING) from error
-    except subprocess.TimeoutExpired as error:
-        raise SchedulerError(f"sbatch --test-only did not answer within {SBATCH_TIMEOUT_S:g} s") from error
-    return done.returncode == 0
 
 
 def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError | SchedulerError:
