@@ -5,15 +5,17 @@ Why it is like this: docs/adr/0001-run-directory-and-claims.md.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
 import stat
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any, TypeVar
 
 from hpctrain.errors import RunDirectoryError, RunDirectoryUnavailableError
@@ -29,6 +31,43 @@ REPLACED = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}replaced-step_(?P<step>\d{
 """Names of checkpoints that make way for a new one of their step."""
 
 
+if sys.version_info >= (3, 14):
+
+    class RunPath(PosixPath):
+        """A path whose look-ups raise if the file system fails, as those of pathlib did before Python 3.14.
+
+        Since then they answer that there is nothing: a run would take a failure for a missing checkpoint or claim.
+        """
+
+        def exists(self, *, follow_symlinks: bool = True) -> bool:
+            """See `Path`."""
+            return self._mode(follow_symlinks=follow_symlinks) is not None
+
+        def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+            """See `Path`."""
+            return stat.S_ISDIR(self._mode(follow_symlinks=follow_symlinks) or 0)
+
+        def is_file(self, *, follow_symlinks: bool = True) -> bool:
+            """See `Path`."""
+            return stat.S_ISREG(self._mode(follow_symlinks=follow_symlinks) or 0)
+
+        def is_symlink(self) -> bool:
+            """See `Path`."""
+            return stat.S_ISLNK(self._mode(follow_symlinks=False) or 0)
+
+        def _mode(self, *, follow_symlinks: bool) -> int | None:
+            try:
+                return self.stat(follow_symlinks=follow_symlinks).st_mode
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP):
+                    return None
+                raise
+            except ValueError:  # a null byte
+                return None
+else:
+    RunPath = Path
+
+
 class PathIn:
     """An attribute of the class of a folder: the path of a file or a folder in it.
 
@@ -40,7 +79,7 @@ class PathIn:
         self._place = place
 
     def __get__(self, folder: Any, _owner: type[Any]) -> Path:
-        return Path(folder.path, self._place)
+        return RunPath(folder.path, self._place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +146,7 @@ class RunDirectory:
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> RunDirectory:
         """The run directory at ``path``, made absolute; it need not exist."""
-        return cls(Path(os.path.abspath(path)))  # noqa: PTH100 - resolve() would follow a link that the user wants kept
+        return cls(RunPath(os.path.abspath(path)))  # noqa: PTH100 - resolve() would follow a link that the user wants kept
 
     @classmethod
     def existing(cls, path: str | os.PathLike[str]) -> RunDirectory:

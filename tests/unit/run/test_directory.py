@@ -152,3 +152,15 @@ def test_the_folder_of_a_sweep_that_was_open_before_gets_files_with_the_mode_of_
         home.jobs.touch()
     found = [stat.S_IMODE(path.stat().st_mode) for path in (home.path / "search", home.jobs)]
     assert found == [folder, file]
+
+
+def test_a_file_system_that_fails_is_no_missing_file(tmp_path):
+    """Python's own look-ups say so since 3.14."""
+    directory = RunDirectory.at(tmp_path)
+    assert [directory.config.exists(), directory.claims.is_dir(), directory.metrics.is_file()] == [False] * 3
+    directory.claims.symlink_to("x" * 300)
+    assert directory.claims.is_symlink()
+    for look in ("exists", "is_dir", "is_file"):
+        for path in (directory.claims, directory.attempt(1), directory.path / "attempts" / "1"):
+            with pytest.raises(OSError, match="too long"):
+                getattr(path, look)()
