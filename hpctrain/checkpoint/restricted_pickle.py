@@ -130,6 +130,7 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the function, type or constant of that name, or a subclass of `UnknownObject` for it."""
+        module = module.replace("pathlib._local", "pathlib")  # the name in Python 3.13
         full_name = f"{module}.{name}"
         if full_name in _FUNCTIONS:
             return _FUNCTIONS[full_name]
