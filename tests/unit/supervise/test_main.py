@@ -130,17 +130,17 @@ STALE = """
 import errno, os
 from pathlib import Path
 
-real, left = Path.is_file, [{times}]
+real, left = Path.stat, [{times}]
 
 
-def is_file(path):
+def stat(path, **options):
     if path.name == "config.yaml" and left[0]:
         left[0] -= 1
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-    return real(path)
+    return real(path, **options)
 
 
-Path.is_file = is_file
+Path.stat = stat
 """
 
 
