@@ -51,6 +51,6 @@ def test_a_training_and_each_of_its_steps_pass_few_modules(module_calls):
     in_each_step = [module for module, calls in per_step.items() if calls > 0]
     calls_per_step = sum(per_step.values())
     print(f"\na training: {modules} modules; each step: {len(in_each_step)} modules, {calls_per_step} calls")
-    assert modules <= 150
+    assert modules <= 152
     assert len(in_each_step) <= 13
     assert calls_per_step <= 25
